@@ -1,0 +1,243 @@
+"""Policies: what the kernel does. Data only; the mechanisms are in `mm`.
+
+A policy is written `base+diff+diff` (or `base-diff`): a base preset, then short diffs against it. A diff whose file name has an `N`
+takes a number there: `+fault-around-N`, `+mthp-Nk`. Presets are TOML files in `presets/`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from firsttouch.errors import FirsttouchError
+from firsttouch.units import PMD_ORDER
+
+Available = Literal["now", "boot", "patch", "pool"]
+Switch = Literal["never", "madvise", "always"]
+
+
+class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How pages come to be zero."""
+
+    method: str = "temporal"  # in the fault; a key of machine.zero
+    scrub: Literal["none", "scrubd"] = "none"  # zero free blocks ahead of use, when a CPU is idle
+    scrub_method: str = "nontemporal"
+    scrub_start_order: int = 4  # wake when a free unzeroed block of this order or above appears
+    scrub_stop_order: int = 0  # zero blocks down to this order, highest first
+    init_on_free: bool = False  # zero at free, never at allocation
+
+
+class FaultAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many pages one fault maps."""
+
+    fault_around_bytes: int = 65536  # around a read fault on a file; one page disables it
+    populate: bool = False  # MADV_POPULATE_WRITE on every anonymous writable mapping when it is made
+
+
+class Superpage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Transparent huge pages and their smaller kin."""
+
+    thp: Switch = "never"  # order 9
+    mthp_always: list[int] = []  # orders 2..8 that every anonymous mapping may use
+    mthp_madvise: list[int] = []  # orders that only advised mappings may use
+    use_zero_page: bool = True  # a read fault may map the huge zero page
+
+
+class Locks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a fault locks."""
+
+    per_vma: bool = True  # false: every fault takes the address space's mmap_lock for reading
+
+
+class Percpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Per-CPU lists of free pages."""
+
+    batch_pages: int = 0  # 0: as the kernel computes it from the zone's size
+
+
+class Sched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """CPUs."""
+
+    quantum_ns: int = 3_000_000  # a thread keeps the CPU this long when others wait
+
+
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the kernel does, section by section; `available` and `apply` say how a user gets it."""
+
+    name: str
+    summary: str = ""
+    available: Available = "now"
+    apply: str = ""  # the command that applies it on a running kernel
+    zero: Zero = Zero()
+    fault_ahead: FaultAhead = FaultAhead()
+    superpage: Superpage = Superpage()
+    locks: Locks = Locks()
+    percpu: Percpu = Percpu()
+    sched: Sched = Sched()
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """One entry of `firsttouch policies`: its name as one types it, and what it means."""
+
+    name: str
+    summary: str
+    extends: str  # the base it is a diff against, "" for a base
+    available: str
+    apply: str
+
+
+_RANK: dict[str, int] = {"now": 0, "boot": 1, "pool": 2, "patch": 3}
+
+
+def load(name_or_path: str | Path) -> Policy:
+    """The policy written `base+diff+diff`, or in a TOML file (anything with a `/` or ending in `.toml`).
+
+    A file may say `extends = "base+diff"`; what it does not set is taken from there. Raises FirsttouchError for unknown names (with the
+    nearest), fields, values, and sections that contradict each other.
+    """
+    text = str(name_or_path)
+    if "/" in text or text.endswith(".toml"):
+        path = Path(text)
+        if not path.is_file():
+            raise FirsttouchError(f"there is no policy file {path}", "see the presets: firsttouch policies")
+        tree = _decode(path.read_bytes(), text)
+        tree.setdefault("name", path.stem)
+        base = tree.pop("extends", "")
+        return _finish(_merge(_tree(base), tree) if base else tree, text)
+    return _finish(_tree(text), text)
+
+
+def presets() -> list[Preset]:
+    """Every base and diff that ships, bases first."""
+    out = []
+    for stem, tree in sorted(_files().items(), key=lambda item: (item[0].startswith(("+", "-")), item[0])):
+        out.append(
+            Preset(stem, tree.get("summary", ""), tree.get("extends", ""), tree.get("available", "now"), tree.get("apply", ""))
+        )
+    return out
+
+
+def _files() -> dict[str, dict[str, Any]]:
+    folder = resources.files(__name__) / "presets"
+    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return {entry.name.removesuffix(".toml"): _decode(entry.read_bytes(), entry.name) for entry in entries}
+
+
+def _decode(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        tree: dict[str, Any] = msgspec.toml.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FirsttouchError(f"policy {where}: {error}", "it is not TOML") from None
+    return tree
+
+
+def _tree(name: str) -> dict[str, Any]:
+    """The merged tables of `base+diff-diff`. A base may itself hold a dash (linux-2.6.10), so the longest known base wins."""
+    files = _files()
+    bases = sorted((stem for stem in files if not stem.startswith(("+", "-"))), key=len, reverse=True)
+    base = next((b for b in bases if name == b or name.startswith((b + "+", b + "-"))), None)
+    if base is None:
+        raise _unknown(name, re.split(r"\+", name)[0], bases)
+    tree = {**files[base], "name": base}
+    rest = name[len(base) :]
+    while rest:
+        stem, values, taken = _match(rest, files)
+        if stem is None:
+            word = re.match(r"[+-][^+]*", rest)
+            diffs = [d for d in files if d.startswith(("+", "-")) and files[d].get("extends", base) == base]
+            raise _unknown(name, word[0] if word else rest, diffs)
+        diff = files[stem]
+        if diff.get("extends", base) != base:
+            raise FirsttouchError(f"policy {name}: {stem} is a diff against {diff['extends']}, not {base}", f"try {diff['extends']}{stem}")
+        tree = _merge(tree, values, diff)
+        rest = rest[taken:]
+    return {**tree, "name": name}
+
+
+def _match(rest: str, files: dict[str, dict[str, Any]]) -> tuple[str | None, dict[str, Any], int]:
+    """The diff that `rest` begins with: its stem, its tables with any number put in, and how many letters it took."""
+    best: tuple[str | None, dict[str, Any], int] = (None, {}, 0)
+    for stem, tree in files.items():
+        if not stem.startswith(("+", "-")):
+            continue
+        match = re.match(re.escape(stem).replace("N", r"(\d+)") + r"(?=[+-]|$)", rest)
+        if match and match.end() > best[2]:
+            number = int(match[1]) if match.groups() else 0
+            best = (stem, _put_number(tree, number), match.end())
+    return best
+
+
+def _put_number(tree: Any, number: int) -> Any:
+    """Replace `"N"`, `"N * 1024"` and `"log2(N)"` in a diff's values; `N` in the middle of other text is spelled out."""
+    if isinstance(tree, dict):
+        return {key: _put_number(value, number) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_put_number(value, number) for value in tree]
+    if tree == "N * 1024":
+        return number * 1024
+    if tree == "log2(N / 4)":
+        order = (number // 4).bit_length() - 1
+        if number != 4 << order or not 2 <= order < PMD_ORDER:
+            raise FirsttouchError(f"there is no mTHP size of {number} KiB", "the sizes are 16, 32, 64, 128, 256, 512 and 1024")
+        return order
+    return re.sub(r"\bN(?=k\b|kB\b|\b)", str(number), tree) if isinstance(tree, str) else tree
+
+
+def _merge(base: dict[str, Any], diff: dict[str, Any], about: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`base` with `diff` laid over it, section by section; what is hardest to get decides `available`."""
+    out = dict(base)
+    for key, value in diff.items():
+        if key == "extends":
+            continue
+        if key == "available":
+            out[key] = max(base.get(key, "now"), value, key=lambda a: _RANK.get(a, 0))
+        elif key == "apply":
+            out[key] = "; ".join(part for part in (base.get(key, ""), value) if part)
+        elif isinstance(value, dict):
+            out[key] = {**base.get(key, {}), **value}
+            for field, item in value.items():
+                if isinstance(item, list) and isinstance(base.get(key, {}).get(field), list):
+                    out[key][field] = sorted({*base[key][field], *item})
+        else:
+            out[key] = value
+    return out
+
+
+def _unknown(name: str, word: str, known: list[str]) -> FirsttouchError:
+    near = difflib.get_close_matches(word, known, 3, 0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else "see: firsttouch policies"
+    return FirsttouchError(f"there is no policy {name!r}: {word!r} is unknown", hint)
+
+
+def _finish(tree: dict[str, Any], where: str) -> Policy:
+    try:
+        policy = msgspec.convert(tree, Policy)
+    except msgspec.ValidationError as error:
+        raise FirsttouchError(f"policy {where}: {error}", "see docs/reference/policy.md, or a preset: firsttouch policies --show NAME") from None
+
+    def bad(field: str, value: object, why: str) -> FirsttouchError:
+        return FirsttouchError(f"policy {where}: {field} is {value}: {why}", "see docs/reference/policy.md")
+
+    zero = policy.zero
+    for field, value in (("scrub_start_order", zero.scrub_start_order), ("scrub_stop_order", zero.scrub_stop_order)):
+        if not 0 <= value <= 10:
+            raise bad(f"zero.{field}", value, "orders are 0 to 10")
+    if zero.scrub_start_order < zero.scrub_stop_order:
+        raise bad("zero.scrub_start_order", zero.scrub_start_order, "the scrubber would wake for blocks below its stop order")
+    if zero.init_on_free and zero.scrub != "none":
+        raise bad("zero.scrub", zero.scrub, "with init_on_free every free page is zero already")
+    around = policy.fault_ahead.fault_around_bytes
+    if around < 1 or around & (around - 1):
+        raise bad("fault_ahead.fault_around_bytes", around, "it must be a power of two")
+    for field, orders in (("mthp_always", policy.superpage.mthp_always), ("mthp_madvise", policy.superpage.mthp_madvise)):
+        for order in orders:
+            if not 2 <= order < PMD_ORDER:
+                raise bad(f"superpage.{field}", order, "mTHP orders are 2 to 8; order 9 is `thp`")
+    if policy.percpu.batch_pages < 0 or policy.sched.quantum_ns < 1:
+        raise bad("percpu.batch_pages or sched.quantum_ns", (policy.percpu.batch_pages, policy.sched.quantum_ns), "out of range")
+    return policy

@@ -1,0 +1,148 @@
+"""A trace on disk: made by `TraceWriter`, read by `Trace`.
+
+One writer, one DuckDB file. Every `commit()` is a transaction: a writer that is killed loses what came after the last
+one, and the file opens as it was then. Nothing else writes a trace.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from firsttouch.errors import FirsttouchError
+from firsttouch.trace.schema import META_KEYS, SCHEMA_VERSION, TABLES
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+class TraceWriter:
+    """Writes a new trace. Use as a context manager; `close()` marks it finished and folds in the log."""
+
+    def __init__(self, path: Path | str, *, force: bool = False) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not force:
+            raise FirsttouchError(f"{self.path} exists already", "use --force to replace it, or -o to name another file")
+        try:
+            for old in (self.path, self.path.with_name(self.path.name + ".wal")):
+                old.unlink(missing_ok=True)
+            self._db = duckdb.connect(str(self.path), config={"threads": 1})
+        except (OSError, duckdb.Error) as error:
+            raise FirsttouchError(f"cannot write {self.path}: {_first_line(error)}", "name a folder that exists and is yours") from None
+        for table, columns in TABLES.items():
+            fields = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+            self._db.execute(f'CREATE TABLE "{table}" ({fields})')
+        self._meta: dict[str, Any] = {"schema": SCHEMA_VERSION, "finished": False}
+
+    def meta(self, **values: Any) -> None:
+        """Set values of `meta` (anything JSON can hold); they are stored at the next commit."""
+        self._meta.update(values)
+
+    def commit(self, chunks: Mapping[str, Columns]) -> None:
+        """Store rows, `{table: {column: array}}` with every column of the table, and the meta values, in one transaction.
+
+        Raises FirsttouchError when the disk is full; what was committed before stays readable.
+        """
+        try:
+            self._db.execute("BEGIN")
+            for table, columns in chunks.items():
+                rows = {name: columns[name] for name in TABLES[table]}
+                if len(next(iter(rows.values()))):
+                    self._db.execute(f'INSERT INTO "{table}" SELECT * FROM rows')
+            self._db.execute("DELETE FROM meta")
+            keys = list(self._meta)
+            self._db.executemany("INSERT INTO meta VALUES (?, ?)", [[key, json.dumps(self._meta[key])] for key in keys])
+            self._db.execute("COMMIT")
+        except (duckdb.Error, OSError) as error:
+            raise FirsttouchError(
+                f"cannot write to {self.path}: {_first_line(error)}",
+                "free some space; all that was recorded up to the last second is in the file",
+            ) from None
+
+    def close(self) -> None:
+        """Mark the trace finished, commit, and close the file."""
+        self.meta(finished=True)
+        self.commit({})
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._db.close()
+
+
+class Trace:
+    """A recorded trace, opened for reading. `meta` is the dictionary of `schema.META_KEYS`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FirsttouchError(f"there is no trace {self.path}", "make one: firsttouch record -o FILE -- COMMAND")
+        try:
+            self._db = _open(self.path)
+            rows = self._db.execute("SELECT key, value FROM meta").fetchall()
+            self.meta: dict[str, Any] = {key: json.loads(value) for key, value in rows}
+        except (duckdb.Error, OSError, ValueError) as error:
+            raise FirsttouchError(
+                f"{self.path} is not a readable trace: {_first_line(error)}",
+                "it is truncated, damaged, or not a trace; record again: firsttouch record -o FILE -- COMMAND",
+            ) from None
+        schema = self.meta.get("schema")
+        if not isinstance(schema, int):
+            raise FirsttouchError(f"{self.path} is a DuckDB file, but not a trace", "record one: firsttouch record -o FILE -- COMMAND")
+        if schema > SCHEMA_VERSION:
+            raise FirsttouchError(
+                f"{self.path} has trace schema {schema}; this firsttouch reads up to {SCHEMA_VERSION}",
+                "upgrade: pip install --upgrade firsttouch",
+            )
+        for key in META_KEYS:
+            self.meta.setdefault(key, None)
+
+    def table(self, name: str, order_by: str = "") -> dict[str, NDArray[Any]]:
+        """All rows of a table as arrays, one per column; `order_by` is SQL, e.g. "t_ns"."""
+        order = f" ORDER BY {order_by}" if order_by else ""
+        try:
+            columns = self._db.execute(f'SELECT * FROM "{name}"{order}').fetchnumpy()
+        except duckdb.Error as error:
+            raise FirsttouchError(f"cannot read table {name} of {self.path}: {_first_line(error)}", "the file is damaged; record again") from None
+        return {key: np.asarray(values) for key, values in columns.items()}
+
+    def sql(self, query: str) -> list[tuple[Any, ...]]:
+        """Rows of any SQL query on the trace's tables. Raises FirsttouchError with DuckDB's message."""
+        try:
+            return self._db.execute(query).fetchall()
+        except duckdb.Error as error:
+            raise FirsttouchError(f"{self.path}: {_first_line(error)}") from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _open(path: Path) -> duckdb.DuckDBPyConnection:
+    """Open a trace; a writable file that a killed recorder left with a log gets the log folded in first."""
+    wal = path.with_name(path.name + ".wal")
+    if wal.exists() and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK):
+        duckdb.connect(str(path)).close()
+    return duckdb.connect(str(path), read_only=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,104 @@
+"""Workloads: what the model replays. Arrays of events per thread, made from a trace or by a generator.
+
+**Address spaces and regions.** Memory is cut into *regions* of `PMD_PAGES` base pages, aligned, as one page-table page
+maps. Each address space (`mm`) has a table of the regions it ever uses, in address order; a *page* number in an event
+is `region * PMD_PAGES + index`, where `region` is the position in that table: address order and the low bits of a
+vpn are kept, and the holes between regions take no memory. A child made by fork numbers its regions as its parent
+does; exec begins a new address space.
+
+**Events.** `op` says which of the other columns mean something:
+
+| op | does | columns |
+|---|---|---|
+| TOUCH | access one page | page, kind, vma |
+| MAP | a mapping is made (matters to `populate` only) | page, end, vma |
+| UNMAP | pages lose their mapping: munmap, brk, MADV_DONTNEED | page, end |
+| MOVE | mremap: pages go from `page` .. `end` to `arg` | page, end, arg |
+| POPULATE | MADV_POPULATE_WRITE by the program itself | page, end, vma |
+| FORK | thread `arg` begins; its address space copies this one's if it is another | arg |
+| EXEC | this thread goes on in address space `arg`, which is empty | arg |
+| SLEEP | wait for `page` nanoseconds (I/O, a timer) | page |
+| JOIN | wait until thread `arg` has ended | arg |
+| EXIT | the thread ends; the last one of an address space unmaps it | |
+
+`think_ns` is CPU time the thread uses before the event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, EXIT = range(10)
+
+# Event kinds: bits. The first are those of trace.schema.
+WRITE = 1
+KERNEL = 4
+PROTECTION = 8
+RACED = 64  # another thread's fault on the page was still under way: the trap found the page mapped
+RECORDED = 128  # seen as a fault: under the recording's own conditions the page was not mapped for this access
+
+# VMA flags: bits.
+ANON = 1
+WRITABLE = 2
+SHARED = 4
+STACK = 8
+ADVISED = 16  # MADV_HUGEPAGE
+NOHUGE = 32  # MADV_NOHUGEPAGE
+NORESERVE = 64
+SHMEM = 128  # shared memory: first touch allocates a zeroed page
+
+
+class Events(NamedTuple):
+    """Events of all threads, those of one thread together and in order."""
+
+    op: NDArray[np.uint8]  # [event]
+    kind: NDArray[np.uint8]  # [event] bits
+    vma: NDArray[np.int32]  # [event] row of Vmas
+    page: NDArray[np.int64]  # [event] first page; SLEEP: nanoseconds
+    end: NDArray[np.int64]  # [event] page after the last
+    arg: NDArray[np.int64]  # [event]
+    think_ns: NDArray[np.int64]  # [event]
+
+
+class Threads(NamedTuple):
+    """One row a thread; thread 0 is the root. A thread that no FORK begins starts at `start_ns`."""
+
+    first: NDArray[np.int64]  # [thread] its first event
+    end: NDArray[np.int64]  # [thread] the event after its last
+    mm: NDArray[np.int32]  # [thread] address space it begins in
+    parent: NDArray[np.int32]  # [thread] thread whose FORK begins it, or -1
+    start_ns: NDArray[np.int64]  # [thread]
+
+
+class Vmas(NamedTuple):
+    """Mappings as they stood at some touch: a row is never changed, a mapping that grows gets a new row."""
+
+    start: NDArray[np.int64]  # [vma] page
+    end: NDArray[np.int64]  # [vma] page after the last
+    flags: NDArray[np.int32]  # [vma] bits
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a program does to memory, in terms that hold under any policy."""
+
+    name: str
+    events: Events
+    threads: Threads
+    vmas: Vmas
+    mm_regions: NDArray[np.int64]  # [mm] regions in its table
+    page_bytes: int
+    recorded_fault_around_bytes: int = 65536  # what the recording kernel used; RECORDED touches are relative to it
+    user_ns: int = 0  # of the recorded program: getrusage; 0 for a generator
+    system_ns: int = 0  # the same, with recorded faults and recording cost taken off
+    lines_touched: int = 64  # cache lines of a page that its user goes on to touch
+    facts: dict[str, Any] = field(default_factory=dict)  # for reports: touches, fault mix, what was inferred
+
+    @property
+    def nr_touches(self) -> int:
+        """TOUCH events."""
+        return int(np.count_nonzero(self.events.op == TOUCH))
