@@ -1,0 +1,51 @@
+# Two commands for newcomers: `make demo` and `make test`. Both need a Python >= 3.11 and nothing else.
+#
+# PYTHON=... names another interpreter; VENV=... another folder for it.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: demo test lint test-slow test-kernel bench docs bundled clean
+
+demo: $(STAMP)
+	@$(BIN)/firsttouch demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+test-kernel: $(STAMP)
+	$(BIN)/python -m pytest -m kernel
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest benchmarks --benchmark-only
+
+docs: $(STAMP)
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	$(BIN)/sphinx-build -W -b html docs docs/_build/html
+
+# The traces that ship in src/firsttouch/bundled, recorded anew (needs root: level full).
+bundled: $(STAMP)
+	$(BIN)/python examples/record_bundled.py
+
+clean:
+	rm -rf $(VENV) docs/_build build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: $(PYTHON) is not a Python 3.11 or newer; name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
+	  echo "make: $(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@echo "installing firsttouch into $(VENV) (once)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@touch $@
