@@ -1,0 +1,169 @@
+"""perf_event_open(2) by hand: the attribute structure, the call, and what a refusal means.
+
+Only what a recording of page faults needs. Numbers are those of the kernel's <linux/perf_event.h>, which never change.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from firsttouch.errors import FirsttouchError, NotHere
+
+TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_TRACEPOINT = 0, 1, 2
+HW_CPU_CYCLES = 0
+SW_PAGE_FAULTS = 2
+
+# attr.sample_type, in the order in which a sample holds the fields (IDENTIFIER stands first)
+SAMPLE_IP = 1 << 0
+SAMPLE_TID = 1 << 1
+SAMPLE_TIME = 1 << 2
+SAMPLE_ADDR = 1 << 3
+SAMPLE_CALLCHAIN = 1 << 5
+SAMPLE_CPU = 1 << 7
+SAMPLE_RAW = 1 << 10
+SAMPLE_IDENTIFIER = 1 << 16
+
+# attr's bit field
+DISABLED = 1 << 0
+INHERIT = 1 << 1
+EXCLUDE_KERNEL = 1 << 5
+EXCLUDE_HV = 1 << 6
+MMAP = 1 << 8
+COMM = 1 << 9
+ENABLE_ON_EXEC = 1 << 12
+TASK = 1 << 13
+WATERMARK = 1 << 14
+MMAP_DATA = 1 << 17
+SAMPLE_ID_ALL = 1 << 18
+EXCLUDE_CALLCHAIN_KERNEL = 1 << 21
+MMAP2 = 1 << 23
+COMM_EXEC = 1 << 24
+USE_CLOCKID = 1 << 25
+CONTEXT_SWITCH = 1 << 26
+SIDE_BAND = MMAP | COMM | TASK | MMAP_DATA | MMAP2 | COMM_EXEC | CONTEXT_SWITCH  # on one event per CPU only
+
+FORMAT_LOST = 1 << 4  # read(2) gives the records that this event lost (Linux 6.0)
+
+IOC_ENABLE = 0x2400
+IOC_DISABLE = 0x2401
+IOC_SET_OUTPUT = 0x2405
+IOC_ID = 0x80082407
+
+CLOCK_MONOTONIC = 1
+FLAG_FD_CLOEXEC = 8
+_CALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
+_ATTR = struct.Struct("<IIQQQQQIIQQQQIiQIHH")  # up to sample_max_stack: 112 bytes
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event to open: what it counts and what each of its samples holds."""
+
+    kind: int  # TYPE_...
+    config: int  # of that type: SW_PAGE_FAULTS, or the id of a tracepoint
+    sample_type: int  # SAMPLE_... bits
+    flags: int  # bits of attr
+
+    def attr(self, watermark_bytes: int, read_format: int) -> bytes:
+        """`struct perf_event_attr`; a reader is woken when `watermark_bytes` of the ring are filled."""
+        return _ATTR.pack(
+            self.kind, _ATTR.size, self.config, 1, self.sample_type, read_format, self.flags,
+            watermark_bytes, 0, 0, 0, 0, 0, 0, CLOCK_MONOTONIC, 0, 0, 0, 0,
+        )  # fmt: skip
+
+
+def open_event(event: Event, pid: int, cpu: int, watermark_bytes: int = 0) -> int:
+    """File descriptor of `event` for `pid` on `cpu`. Raises OSError with the kernel's errno."""
+    number = _CALL.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    for read_format in (FORMAT_LOST, 0):
+        attr = event.attr(watermark_bytes, read_format)
+        fd = _libc.syscall(number, attr, pid, cpu, -1, FLAG_FD_CLOEXEC)
+        if fd >= 0:
+            return int(fd)
+        if ctypes.get_errno() != errno.EINVAL:
+            break
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def event_id(fd: int) -> int:
+    """The number that samples of this event carry as IDENTIFIER."""
+    return int(struct.unpack("<Q", fcntl.ioctl(fd, IOC_ID, b"\0" * 8))[0])
+
+
+def lost_records(fd: int) -> int | None:
+    """Records of this event, and of those that inherit it, that found the ring full; None before Linux 6.0."""
+    try:
+        value = os.read(fd, 16)
+    except OSError:
+        return None
+    return int(struct.unpack("<QQ", value)[1]) if len(value) == 16 else None
+
+
+def paranoid() -> int | None:
+    """`kernel.perf_event_paranoid`, or None where the kernel has no perf events."""
+    return read_int("/proc/sys/kernel/perf_event_paranoid")
+
+
+def mlock_bytes() -> int:
+    """Ring memory that an ordinary user may pin per CPU, on top of RLIMIT_MEMLOCK."""
+    return (read_int("/proc/sys/kernel/perf_event_mlock_kb") or 516) * 1024
+
+
+def read_int(path: str) -> int | None:
+    """The integer in a file of /proc or /sys, or None."""
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def in_container() -> bool:
+    """Whether this looks like a container: its seccomp filter may refuse what the kernel would allow."""
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return True
+    return "Seccomp:\t2" in _status()
+
+
+def _status() -> str:
+    try:
+        return Path("/proc/self/status").read_text()
+    except OSError:
+        return ""
+
+
+def refusal(error: OSError, what: str) -> FirsttouchError:
+    """What to tell the user when the kernel refused to open `what`."""
+    level = paranoid()
+    reason = f"cannot open {what}: {error.strerror}"
+    if level is None or error.errno == errno.ENOSYS:
+        return NotHere(
+            f"{reason}; this kernel, or the container's seccomp filter, has no perf events",
+            "in a container: docker run --security-opt seccomp=unconfined --cap-add PERFMON ...",
+        )
+    if error.errno in (errno.EPERM, errno.EACCES):
+        if level > 2 and os.geteuid() != 0:
+            return NotHere(
+                f"{reason}; perf_event_paranoid is {level}, and recording needs 2 or lower",
+                "try: sudo sysctl kernel.perf_event_paranoid=2",
+            )
+        if in_container():
+            return NotHere(
+                f"{reason}; a seccomp filter is active, as in a container",
+                "try: docker run --security-opt seccomp=unconfined --cap-add PERFMON ...",
+            )
+        return NotHere(f"{reason}; it belongs to another user, or is protected", "run it as that user, or as root")
+    if error.errno == errno.ESRCH:
+        return FirsttouchError(f"{reason}; there is no such process", "see what runs: ps -e")
+    if error.errno == errno.EMFILE:
+        return NotHere(f"{reason}; one is needed per thread, CPU and event", "try: ulimit -n 65536")
+    return NotHere(f"{reason} (errno {error.errno})", "see: firsttouch doctor")
