@@ -60,22 +60,52 @@ def is_compiled() -> bool:
 
 
 if JIT:
-    import numba
+    from importlib import import_module
 
+    numba: Any = import_module("numba")  # its stubs know neither its config nor all its options
+    types: Any = numba.types
     _CACHE_DIR = str(cache_dir())
 
-    def kernel(function: F) -> F:
-        """Compile `function` with Numba: GIL released, machine code cached, C's arithmetic. Runs unchanged without."""
+    def _widest(kind: Any) -> Any:
+        """The type that an argument is compiled for: constants and narrow signed integers become int64."""
+        kind = types.unliteral(kind)
+        return types.int64 if isinstance(kind, types.Integer) and kind.signed else kind
+
+    def _compile(function: F, **options: bool) -> F:
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = _CACHE_DIR
         try:
-            compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK)(function)
+            compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=BOUNDSCHECK, **options)(
+                function
+            )
         finally:
             numba.config.CACHE_DIR = before
-        return compiled
+        # Numba compiles a callee once for each constant it is called with; once is enough, and compiling is slow.
+        resolve = compiled.get_call_template
+        compiled.get_call_template = lambda args, kws: resolve(
+            tuple(map(_widest, args)), {name: _widest(kind) for name, kind in kws.items()}
+        )
+        result: F = compiled
+        return result
+
+    def kernel(function: F) -> F:
+        """Compile `function` with Numba: GIL released, machine code cached, C's arithmetic. Runs unchanged without."""
+        return _compile(function)
+
+    def state_kernel(function: F) -> F:
+        """`kernel` for code that allocates nothing: no reference counts, which are most of the time of a short kernel
+        that passes many arrays on."""
+        return _compile(function, _nrt=False)
+
+    def inlined(function: F) -> F:
+        """`state_kernel` that becomes part of its callers. For short hot paths: a call with a whole state costs tens of
+        nanoseconds, one word for each pointer, length and stride of each array."""
+        return _compile(function, _nrt=False, forceinline=True)
 
 else:
 
     def kernel(function: F) -> F:
         """Plain Python: the JIT is off."""
         return function
+
+    state_kernel = inlined = kernel

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firsttouch._jit import kernel
+from firsttouch._jit import inlined, state_kernel
 from firsttouch.errors import FirsttouchError
 
 UNZEROED, ZEROED = 0, 1
@@ -91,7 +91,7 @@ def make_buddy(zone_pages: Sequence[int], max_order: int = 10, zeroed: bool = Fa
     return b
 
 
-@kernel
+@inlined
 def _push(b: Buddy, zone: int, pfn: int, k: int, z: int) -> None:
     """Put a block at the head of its list."""
     old = b.first[zone, z, k]
@@ -105,7 +105,7 @@ def _push(b: Buddy, zone: int, pfn: int, k: int, z: int) -> None:
     b.zeroed[pfn] = z
 
 
-@kernel
+@inlined
 def _unlink(b: Buddy, zone: int, pfn: int, k: int, z: int) -> None:
     """Take a block off its list, wherever in it."""
     after, before = b.next[pfn], b.prev[pfn]
@@ -119,7 +119,7 @@ def _unlink(b: Buddy, zone: int, pfn: int, k: int, z: int) -> None:
     b.order[pfn] = NOT_HEAD
 
 
-@kernel
+@state_kernel
 def _free_all(b: Buddy, zone: int, z: int) -> None:
     """Fill the lists of an empty zone, from its end down, so that the lowest address is at the head."""
     start, end = b.zone_start[zone], b.zone_start[zone + 1]
@@ -135,7 +135,7 @@ def _free_all(b: Buddy, zone: int, z: int) -> None:
         _push(b, zone, end, k, z)
 
 
-@kernel
+@state_kernel
 def alloc_block(b: Buddy, zone: int, k: int, z: int) -> int:
     """Take 2**k pages of class `z`, splitting the smallest larger block of that class; NO_PFN if the class has none."""
     nr_orders = b.first.shape[2]
@@ -155,14 +155,14 @@ def alloc_block(b: Buddy, zone: int, k: int, z: int) -> int:
     return pfn
 
 
-@kernel
+@state_kernel
 def free_block(b: Buddy, zone: int, pfn: int, k: int, z: int) -> int:
     """Free 2**k pages at `pfn`, merging with free buddies of the same zero state; the order they end up in."""
     b.free_pages[zone] += 1 << k
     return put_back(b, zone, pfn, k, z)
 
 
-@kernel
+@state_kernel
 def put_back(b: Buddy, zone: int, pfn: int, k: int, z: int) -> int:
     """`free_block` for a block that free_pages still counts: one taken by `take_head`."""
     if z == ZEROED:
@@ -180,7 +180,7 @@ def put_back(b: Buddy, zone: int, pfn: int, k: int, z: int) -> int:
     return k
 
 
-@kernel
+@state_kernel
 def take_head(b: Buddy, zone: int, k: int, z: int) -> int:
     """Unlink the head block of exactly order k, or NO_PFN. It is in flight: free_pages goes on counting it."""
     pfn = int(b.first[zone, z, k])
@@ -191,7 +191,7 @@ def take_head(b: Buddy, zone: int, k: int, z: int) -> int:
     return pfn
 
 
-@kernel
+@state_kernel
 def zone_of(b: Buddy, pfn: int) -> int:
     """The zone of a page."""
     zone = 0

@@ -3,9 +3,9 @@
 Each CPU has, for each zone, one list per order and zero state: orders 0 to 3 and the order of a superpage. A list is
 last in, first out, and is linked through `next` and `prev` of the buddy state, which the buddy does not use for pages
 it does not hold. An empty list is refilled from the buddy in a batch; lists that hold too much spill a batch from their
-tails. Both batches grow while a CPU only allocates or only frees: `alloc_factor` doubles the refill each time and a
-free halves it; `free_count` counts pages freed in a row, is what a spill gives back, and is halved by an allocation.
-All lists of one CPU and zone share the counts. `high` follows demand between `high_min` and `high_max`.
+tails. Both batches grow while a CPU only allocates or only frees: ALLOC_FACTOR doubles the refill each time and a
+free halves it; FREE_COUNT counts pages freed in a row, is what a spill gives back, and is halved by an allocation.
+All lists of one CPU and zone share the counts. HIGH follows demand between HIGH_MIN and HIGH_MAX.
 
 Zeroed and plain requests: a request for zeros takes the zeroed class when the zone has enough zeroed pages, or when the
 CPU's own zeroed list holds a block, and else the unzeroed one. A plain request takes an unzeroed block, and a zeroed
@@ -13,10 +13,10 @@ one only when there is no other; that one comes alone, not in a batch. With `str
 zeroed list is out of reach while the zone itself has too few zeroed pages.
 
 Invariants:
-  P1  nr_blocks[cpu, zone, i] is the length of list i, and the list is linked both ways from first to last
-  P2  nr_pages[cpu, zone] is the number of pages on its lists
+  P1  a list is linked both ways from first to last
+  P2  state[cpu, zone, NR_PAGES] is the number of pages on its lists
   P3  a block is aligned, inside its zone, on one list only, and the buddy does not hold it
-  P4  high_min <= high <= high_max
+  P4  HIGH_MIN <= HIGH <= HIGH_MAX
   P5  the zeroed lists are empty unless has_zeroed
 
 Follows Linux 6.18 rmqueue_pcplist(), nr_pcp_alloc(), free_frozen_page_commit(), nr_pcp_high(), nr_pcp_free(),
@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firsttouch._jit import kernel
+from firsttouch._jit import inlined, state_kernel
 from firsttouch.errors import FirsttouchError
 from firsttouch.mm.buddy import NO_PFN, NOT_HEAD, UNZEROED, ZEROED, Buddy, alloc_block, free_block
 from firsttouch.units import BASE_PAGE_BYTES, PMD_ORDER, PMD_PAGES
@@ -43,21 +43,26 @@ NO_ORDER = -1  # what a free says that gave nothing unzeroed back to the buddy
 BATCH_SCALE_MAX = 5  # a batch grows to at most batch << BATCH_SCALE_MAX pages
 _HIGH_FRACTION = 8  # all CPUs together may keep a zone's pages / 8
 
+# Columns of Percpu.state. Few arrays, because every array of a state is passed to every kernel in seven words or more.
+NR_PAGES = 0  # pages on all lists
+HIGH = 1  # pages; a free that reaches this spills
+ALLOC_FACTOR = 2  # the next refill of order 0 is BATCH << ALLOC_FACTOR pages
+FREE_COUNT = 3  # pages freed in a row, halved by each allocation
+FREED_HIGH = 4  # 1 if the last free was of order 1..COSTLY_ORDER
+_NR_STATE = 5
+# Columns of Percpu.limit, all in pages.
+BATCH = 0  # a refill or spill before it grows
+HIGH_MIN = 1  # bounds of HIGH
+HIGH_MAX = 2
+
 
 class Percpu(NamedTuple):
     """Lists of every CPU and zone. i: `list_of(k, z)`. The CPU guards its own; the zone lock the buddy behind them."""
 
     first: NDArray[np.int32]  # [cpu, zone, i] head of the list: the block freed last, or NO_PFN
     last: NDArray[np.int32]  # [cpu, zone, i] its tail, or NO_PFN
-    nr_blocks: NDArray[np.int64]  # [cpu, zone, i] blocks on the list
-    nr_pages: NDArray[np.int64]  # [cpu, zone] pages on all lists
-    high: NDArray[np.int64]  # [cpu, zone] pages; a free that reaches this spills
-    alloc_factor: NDArray[np.int64]  # [cpu, zone] the next refill of order 0 is batch << alloc_factor pages
-    free_count: NDArray[np.int64]  # [cpu, zone] pages freed in a row, halved by each allocation
-    freed_high: NDArray[np.uint8]  # [cpu, zone] whether the last free was of order 1..COSTLY_ORDER
-    batch: NDArray[np.int64]  # [zone] pages of a refill or spill before it grows
-    high_min: NDArray[np.int64]  # [zone] pages; lower bound of high
-    high_max: NDArray[np.int64]  # [zone] pages; upper bound of high
+    state: NDArray[np.int64]  # [cpu, zone, NR_PAGES..FREED_HIGH]
+    limit: NDArray[np.int64]  # [zone, BATCH..HIGH_MAX] never written
     has_zeroed: bool  # the kernel knows zeroed blocks; without, every request is plain and every free unzeroed
     strands: bool  # zeroed blocks on the lists need zeroed pages in the zone to be used
 
@@ -90,22 +95,19 @@ def make_percpu(
         raise FirsttouchError(f"cannot model per-CPU lists of {nr_cpus} CPUs with a batch of {batch_pages} pages", "")
     zone_pages = [int(pages) for pages in np.diff(b.zone_start)]
     low_pages = watermark_low_pages(zone_pages, page_bytes)
-    batch = [batch_pages or zone_batch_pages(pages, page_bytes) for pages in zone_pages]
-    high_min = [max(low // nr_cpus, 4 * n) for low, n in zip(low_pages, batch, strict=True)]
-    high_max = [max(pages // _HIGH_FRACTION // nr_cpus, low) for pages, low in zip(zone_pages, high_min, strict=True)]
-    shape = (nr_cpus, len(zone_pages))
+    limit = np.zeros((len(zone_pages), 3), np.int64)
+    for zone, (pages, low) in enumerate(zip(zone_pages, low_pages, strict=True)):
+        limit[zone, BATCH] = batch_pages or zone_batch_pages(pages, page_bytes)
+        limit[zone, HIGH_MIN] = max(low // nr_cpus, 4 * limit[zone, BATCH])
+        limit[zone, HIGH_MAX] = max(pages // _HIGH_FRACTION // nr_cpus, limit[zone, HIGH_MIN])
+    state = np.zeros((nr_cpus, len(zone_pages), _NR_STATE), np.int64)
+    state[:, :, HIGH] = limit[:, HIGH_MIN]
+    shape = (nr_cpus, len(zone_pages), 2 * NR_LIST_ORDERS)
     return Percpu(
-        first=np.full((*shape, 2 * NR_LIST_ORDERS), NO_PFN, np.int32),
-        last=np.full((*shape, 2 * NR_LIST_ORDERS), NO_PFN, np.int32),
-        nr_blocks=np.zeros((*shape, 2 * NR_LIST_ORDERS), np.int64),
-        nr_pages=np.zeros(shape, np.int64),
-        high=np.tile(np.asarray(high_min, np.int64), (nr_cpus, 1)),
-        alloc_factor=np.zeros(shape, np.int64),
-        free_count=np.zeros(shape, np.int64),
-        freed_high=np.zeros(shape, np.uint8),
-        batch=np.asarray(batch, np.int64),
-        high_min=np.asarray(high_min, np.int64),
-        high_max=np.asarray(high_max, np.int64),
+        first=np.full(shape, NO_PFN, np.int32),
+        last=np.full(shape, NO_PFN, np.int32),
+        state=state,
+        limit=limit,
         has_zeroed=has_zeroed,
         strands=strands,
     )
@@ -134,7 +136,7 @@ def watermark_low_pages(zone_pages: list[int], page_bytes: int = BASE_PAGE_BYTES
     return out
 
 
-@kernel
+@inlined
 def list_of(k: int, z: int) -> int:
     """The index of the list of order `k` and zero state `z`, or NO_LIST."""
     if k <= COSTLY_ORDER:
@@ -144,14 +146,14 @@ def list_of(k: int, z: int) -> int:
     return NO_LIST
 
 
-@kernel
+@inlined
 def order_of_list(i: int) -> int:
     """The order of the blocks on list `i`."""
     k = i >> 1
     return PMD_ORDER if k > COSTLY_ORDER else k
 
 
-@kernel
+@inlined
 def _pop(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> int:
     """Take the head of a list that is not empty."""
     pfn = int(p.first[cpu, zone, i])
@@ -161,12 +163,11 @@ def _pop(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> int:
         p.last[cpu, zone, i] = NO_PFN
     else:
         b.prev[after] = NO_PFN
-    p.nr_blocks[cpu, zone, i] -= 1
-    p.nr_pages[cpu, zone] -= 1 << order_of_list(i)
+    p.state[cpu, zone, NR_PAGES] -= 1 << order_of_list(i)
     return pfn
 
 
-@kernel
+@inlined
 def _pop_tail(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> int:
     """Take the tail of a list that is not empty."""
     pfn = int(p.last[cpu, zone, i])
@@ -176,12 +177,11 @@ def _pop_tail(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> int:
         p.first[cpu, zone, i] = NO_PFN
     else:
         b.next[before] = NO_PFN
-    p.nr_blocks[cpu, zone, i] -= 1
-    p.nr_pages[cpu, zone] -= 1 << order_of_list(i)
+    p.state[cpu, zone, NR_PAGES] -= 1 << order_of_list(i)
     return pfn
 
 
-@kernel
+@inlined
 def _push(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, pfn: int) -> None:
     """Put a block at the head of a list."""
     old = p.first[cpu, zone, i]
@@ -192,11 +192,10 @@ def _push(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, pfn: int) -> None:
     else:
         b.prev[old] = pfn
     p.first[cpu, zone, i] = pfn
-    p.nr_blocks[cpu, zone, i] += 1
-    p.nr_pages[cpu, zone] += 1 << order_of_list(i)
+    p.state[cpu, zone, NR_PAGES] += 1 << order_of_list(i)
 
 
-@kernel
+@inlined
 def _append(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, pfn: int) -> None:
     """Put a block at the tail of a list."""
     old = p.last[cpu, zone, i]
@@ -207,30 +206,29 @@ def _append(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, pfn: int) -> None:
     else:
         b.next[old] = pfn
     p.last[cpu, zone, i] = pfn
-    p.nr_blocks[cpu, zone, i] += 1
-    p.nr_pages[cpu, zone] += 1 << order_of_list(i)
+    p.state[cpu, zone, NR_PAGES] += 1 << order_of_list(i)
 
 
-@kernel
+@state_kernel
 def _nr_refill(p: Percpu, cpu: int, zone: int, k: int) -> int:
-    """Blocks of the next refill; growing `alloc_factor` and `high` as allocations go on."""
-    batch = p.batch[zone]
-    nr_pages = batch << p.alloc_factor[cpu, zone] if k == 0 else batch
-    high = p.high[cpu, zone]
-    if p.high_min[zone] != p.high_max[zone]:
-        high = min(high + nr_pages, p.high_max[zone])
-        p.high[cpu, zone] = high
+    """Blocks of the next refill; growing ALLOC_FACTOR and HIGH as allocations go on."""
+    batch = p.limit[zone, BATCH]
+    nr_pages = batch << p.state[cpu, zone, ALLOC_FACTOR] if k == 0 else batch
+    high = p.state[cpu, zone, HIGH]
+    if p.limit[zone, HIGH_MIN] != p.limit[zone, HIGH_MAX]:
+        high = min(high + nr_pages, p.limit[zone, HIGH_MAX])
+        p.state[cpu, zone, HIGH] = high
     if k == 0:
-        room = max(high - p.nr_pages[cpu, zone] - batch, batch)
-        if nr_pages <= room and p.alloc_factor[cpu, zone] < BATCH_SCALE_MAX:
-            p.alloc_factor[cpu, zone] += 1
+        room = max(high - p.state[cpu, zone, NR_PAGES] - batch, batch)
+        if nr_pages <= room and p.state[cpu, zone, ALLOC_FACTOR] < BATCH_SCALE_MAX:
+            p.state[cpu, zone, ALLOC_FACTOR] += 1
         nr_pages = min(nr_pages, room)
     if nr_pages > 1:
         return int(max(nr_pages >> k, 2))
     return int(nr_pages)
 
 
-@kernel
+@state_kernel
 def _take(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, z: int) -> tuple[int, int]:
     """A block of class `z` from the CPU's list, refilled if empty: (pfn or NO_PFN, pages moved from the buddy)."""
     i = list_of(k, z)
@@ -249,7 +247,7 @@ def _take(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, z: int) -> tuple[int
     return _pop(p, b, cpu, zone, i), moved
 
 
-@kernel
+@state_kernel
 def _alloc_unlisted(b: Buddy, zone: int, k: int, want: bool) -> tuple[int, int, int]:
     """A block of an order without a list, straight from the buddy."""
     z = ZEROED if want and b.zero_pages[zone] >= 1 << k else UNZEROED
@@ -260,38 +258,48 @@ def _alloc_unlisted(b: Buddy, zone: int, k: int, want: bool) -> tuple[int, int, 
     return pfn, z, 0 if pfn == NO_PFN else 1 << k
 
 
-@kernel
-def pcp_alloc(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, want_zeroed: bool) -> tuple[int, int, int]:
-    """Allocate 2**k pages for `cpu`: (pfn or NO_PFN, zero state of the block, pages moved from the buddy).
-
-    The last is 0 when the CPU's list had one; otherwise the zone lock was taken, and held for that many pages.
-    """
-    want = want_zeroed and p.has_zeroed
-    i = list_of(k, ZEROED)
-    if i == NO_LIST:
+@state_kernel
+def _alloc_refill(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, want: bool) -> tuple[int, int, int]:
+    """`pcp_alloc` when the list it would rather use is empty, or there is none for this order."""
+    zeroed_list = list_of(k, ZEROED)
+    if zeroed_list == NO_LIST:
         return _alloc_unlisted(b, zone, k, want)
-    p.free_count[cpu, zone] >>= 1
-    in_reach = p.first[cpu, zone, i] != NO_PFN and (not p.strands or b.zero_pages[zone] >= 1 << k)
-    if want and (in_reach or b.zero_pages[zone] >= 1 << k):
+    if want and b.zero_pages[zone] >= 1 << k:
         pfn, moved = _take(p, b, cpu, zone, k, ZEROED)
         if pfn != NO_PFN:
             return pfn, ZEROED, moved
     pfn, moved = _take(p, b, cpu, zone, k, UNZEROED)
     if pfn != NO_PFN:
         return pfn, UNZEROED, moved
-    if in_reach:
-        return _pop(p, b, cpu, zone, i), ZEROED, 0
+    if p.first[cpu, zone, zeroed_list] != NO_PFN and not p.strands:
+        return _pop(p, b, cpu, zone, zeroed_list), ZEROED, 0
     pfn = alloc_block(b, zone, k, ZEROED)
     return pfn, ZEROED, 0 if pfn == NO_PFN else 1 << k
 
 
-@kernel
+@inlined
+def pcp_alloc(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, want_zeroed: bool) -> tuple[int, int, int]:
+    """Allocate 2**k pages for `cpu`: (pfn or NO_PFN, zero state of the block, pages moved from the buddy).
+
+    The last is 0 when the CPU's list had one; otherwise the zone lock was taken, and held for that many pages.
+    """
+    want = want_zeroed and p.has_zeroed
+    z = ZEROED if want and (not p.strands or b.zero_pages[zone] >= 1 << k) else UNZEROED
+    i = list_of(k, z)
+    if i != NO_LIST:
+        p.state[cpu, zone, FREE_COUNT] >>= 1
+        if p.first[cpu, zone, i] != NO_PFN:
+            return _pop(p, b, cpu, zone, i), z, 0
+    return _alloc_refill(p, b, cpu, zone, k, want)
+
+
+@state_kernel
 def _spill(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, nr_pages: int) -> tuple[int, int]:
     """Give `nr_pages` or slightly more back to the buddy, tails first, list `i` first and then the others in turn.
 
     Returns the pages given back, and the highest order that an unzeroed block merged to, or NO_ORDER.
     """
-    nr_pages = min(nr_pages, p.nr_pages[cpu, zone])
+    nr_pages = min(nr_pages, p.state[cpu, zone, NR_PAGES])
     spilled, highest = 0, NO_ORDER
     while spilled < nr_pages:
         k, z = order_of_list(i), i & 1
@@ -304,32 +312,45 @@ def _spill(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, nr_pages: int) -> t
     return spilled, highest
 
 
-@kernel
+@inlined
 def _frees_high(p: Percpu, cpu: int, zone: int, k: int) -> bool:
     """Whether a run of frees of orders 1..COSTLY_ORDER has become so long that the lists should not keep them."""
     if k == 0 or k > COSTLY_ORDER:
-        p.freed_high[cpu, zone] = 0
+        p.state[cpu, zone, FREED_HIGH] = 0
         return False
-    batch = p.batch[zone]
-    run = p.freed_high[cpu, zone] == 1 and p.free_count[cpu, zone] >= batch + p.high_min[zone] // 2
-    p.freed_high[cpu, zone] = 1
-    return bool(run and p.nr_pages[cpu, zone] >= batch)
+    batch = p.limit[zone, BATCH]
+    in_a_row = p.state[cpu, zone, FREE_COUNT] >= batch + p.limit[zone, HIGH_MIN] // 2
+    run = in_a_row and p.state[cpu, zone, FREED_HIGH] == 1
+    p.state[cpu, zone, FREED_HIGH] = 1
+    return bool(run and p.state[cpu, zone, NR_PAGES] >= batch)
 
 
-@kernel
-def _nr_spill(p: Percpu, cpu: int, zone: int) -> int:
-    """Pages a free should give back, 0 if the lists may keep what they have; raises `high` as frees go on."""
-    high, batch = p.high[cpu, zone], p.batch[zone]
-    if p.nr_pages[cpu, zone] < high:
-        return 0
-    if p.high_min[zone] != p.high_max[zone]:
-        need = p.free_count[cpu, zone] + batch
-        if high < need:
-            p.high[cpu, zone] = min(max(need, p.high_min[zone]), p.high_max[zone])
-    return int(min(max(p.free_count[cpu, zone], batch), high - batch))
+@state_kernel
+def _spill_over(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> tuple[int, int]:
+    """Spill as many pages as were freed in a row, at least a batch; raises HIGH as frees go on."""
+    high, batch = p.state[cpu, zone, HIGH], p.limit[zone, BATCH]
+    free_count = p.state[cpu, zone, FREE_COUNT]
+    if p.limit[zone, HIGH_MIN] != p.limit[zone, HIGH_MAX]:
+        p.state[cpu, zone, HIGH] = max(high, min(free_count + batch, p.limit[zone, HIGH_MAX]))
+    return _spill(p, b, cpu, zone, i, min(max(free_count, batch), high - batch))
 
 
-@kernel
+@state_kernel
+def _spill_run(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> tuple[int, int]:
+    """Spill the largest batch, and lower HIGH by as much."""
+    nr_pages = p.limit[zone, BATCH] << BATCH_SCALE_MAX
+    p.state[cpu, zone, HIGH] = max(p.state[cpu, zone, HIGH] - nr_pages, p.limit[zone, HIGH_MIN])
+    return _spill(p, b, cpu, zone, i, nr_pages)
+
+
+@state_kernel
+def _free_unlisted(b: Buddy, zone: int, pfn: int, k: int, z: int) -> tuple[int, int]:
+    """Free a block of an order without a list."""
+    final = free_block(b, zone, pfn, k, z)
+    return 1 << k, final if z == UNZEROED else NO_ORDER
+
+
+@inlined
 def pcp_free(p: Percpu, b: Buddy, cpu: int, zone: int, pfn: int, k: int, z: int) -> tuple[int, int]:
     """Free 2**k pages onto the list of `cpu`: (pages spilled to the buddy, highest order that unzeroed ones merged to).
 
@@ -339,38 +360,34 @@ def pcp_free(p: Percpu, b: Buddy, cpu: int, zone: int, pfn: int, k: int, z: int)
         z = UNZEROED
     i = list_of(k, z)
     if i == NO_LIST:
-        final = free_block(b, zone, pfn, k, z)
-        return 1 << k, final if z == UNZEROED else NO_ORDER
-    p.alloc_factor[cpu, zone] >>= 1
+        return _free_unlisted(b, zone, pfn, k, z)
+    p.state[cpu, zone, ALLOC_FACTOR] >>= 1
     _push(p, b, cpu, zone, i, pfn)
     frees_high = _frees_high(p, cpu, zone, k)
-    batch = p.batch[zone]
-    if p.free_count[cpu, zone] < batch << BATCH_SCALE_MAX:
-        p.free_count[cpu, zone] += 1 << k
+    if p.state[cpu, zone, FREE_COUNT] < p.limit[zone, BATCH] << BATCH_SCALE_MAX:
+        p.state[cpu, zone, FREE_COUNT] += 1 << k
     if frees_high:
-        p.high[cpu, zone] = max(p.high[cpu, zone] - (batch << BATCH_SCALE_MAX), p.high_min[zone])
-        return _spill(p, b, cpu, zone, i, batch << BATCH_SCALE_MAX)
-    nr_pages = _nr_spill(p, cpu, zone)
-    if nr_pages == 0:
-        return 0, NO_ORDER
-    return _spill(p, b, cpu, zone, i, nr_pages)
+        return _spill_run(p, b, cpu, zone, i)
+    if p.state[cpu, zone, NR_PAGES] >= p.state[cpu, zone, HIGH]:
+        return _spill_over(p, b, cpu, zone, i)
+    return 0, NO_ORDER
 
 
-@kernel
+@state_kernel
 def pcp_drain(p: Percpu, b: Buddy, cpu: int) -> tuple[int, int]:
     """Give everything on the lists of `cpu` back to the buddy; returns as `pcp_free`, over all zones."""
     drained, highest = 0, NO_ORDER
-    for zone in range(p.nr_pages.shape[1]):
-        spilled, final = _spill(p, b, cpu, zone, 0, p.nr_pages[cpu, zone])
+    for zone in range(p.state.shape[1]):
+        spilled, final = _spill(p, b, cpu, zone, 0, p.state[cpu, zone, NR_PAGES])
         drained += spilled
         highest = max(highest, final)
     return drained, highest
 
 
-@kernel
+@state_kernel
 def pages_on_lists(p: Percpu) -> int:
     """Pages that all CPUs keep."""
-    return int(p.nr_pages.sum())
+    return int(p.state[:, :, NR_PAGES].sum())
 
 
 def check(p: Percpu, b: Buddy) -> list[str]:
@@ -380,7 +397,7 @@ def check(p: Percpu, b: Buddy) -> list[str]:
     held = {
         page for pfn in np.flatnonzero(b.order) for page in range(int(pfn), int(pfn) + (1 << (int(b.order[pfn]) - 1)))
     }
-    listed = np.zeros_like(p.nr_pages)
+    listed = np.zeros(p.state.shape[:2], np.int64)
     for cpu, zone, i in np.ndindex(*p.first.shape):
         k, where = order_of_list(i), (cpu, zone, i)
         start, end = int(b.zone_start[zone]), int(b.zone_start[zone + 1])
@@ -401,16 +418,14 @@ def check(p: Percpu, b: Buddy) -> list[str]:
             before, pfn, length = pfn, int(b.next[pfn]), length + 1
         if p.last[where] != before:
             wrong.append(f"P1: list {where} ends at {before}, last says {p.last[where]}")
-        if length != p.nr_blocks[where]:
-            wrong.append(f"P1: list {where} has {length} blocks, nr_blocks says {p.nr_blocks[where]}")
         if length and i & 1 and not p.has_zeroed:
             wrong.append(f"P5: list {where} holds {length} zeroed blocks")
         listed[cpu, zone] += length << k
-    for cpu, zone in np.ndindex(*p.nr_pages.shape):
-        if p.nr_pages[cpu, zone] != listed[cpu, zone]:
-            wrong.append(f"P2: lists {cpu, zone} hold {listed[cpu, zone]} pages, nr_pages says {p.nr_pages[cpu, zone]}")
-        if not p.high_min[zone] <= p.high[cpu, zone] <= p.high_max[zone]:
+    for cpu, zone in np.ndindex(*p.state.shape[:2]):
+        if p.state[cpu, zone, NR_PAGES] != listed[cpu, zone]:
             wrong.append(
-                f"P4: high of {cpu, zone} is {p.high[cpu, zone]}, not in {p.high_min[zone]}..{p.high_max[zone]}"
+                f"P2: lists {cpu, zone} hold {listed[cpu, zone]} pages, NR_PAGES says {p.state[cpu, zone, NR_PAGES]}"
             )
+        if not p.limit[zone, HIGH_MIN] <= p.state[cpu, zone, HIGH] <= p.limit[zone, HIGH_MAX]:
+            wrong.append(f"P4: HIGH of {cpu, zone} is {p.state[cpu, zone, HIGH]}, out of bounds")
     return wrong
