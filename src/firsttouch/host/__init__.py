@@ -1,0 +1,1 @@
+"""This machine: what it is (probe), what touching its memory costs (touch, calibrate, store), its settings (knobs)."""
