@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firsttouch.record import ring
-from firsttouch.record.ring import Chunk, Rows, record_bytes
+from firsttouch.record.ring import Chunk, Rows, join, pick, record_bytes
 from firsttouch.record.stacks import Place, StackTable, stack_ids
 from firsttouch.trace.schema import FILE, NO_ID, TABLES
 from firsttouch.trace.vma import VmaMap
@@ -81,12 +81,12 @@ class Assembler:
         parts = [part for part in (*self._held, *batch) if len(part.t_ns)]
         if not parts:
             return
-        rows = Rows(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        rows = join(parts)
         order = np.argsort(rows.t_ns, kind="stable")
         nr = int(np.searchsorted(rows.t_ns[order], cut_ns, side="right"))
-        self._held = [Rows(*(column[order[nr:]] for column in rows))] if nr < len(order) else []
+        self._held = [pick(rows, order[nr:])] if nr < len(order) else []
         order = order[:nr]
-        self._assemble(Rows(*(column[order] for column in rows)))
+        self._assemble(pick(rows, order))
 
     def add_process(self, pid: int, t_ns: int) -> None:
         """A process that runs already: its mappings, threads and names from /proc."""
@@ -103,9 +103,7 @@ class Assembler:
             self._lists["stack"] += self.stacks.take_new()
         chunks = {name: columns_of(name, rows) for name, rows in self._lists.items() if rows}
         if self._touches:
-            chunks["touch"] = {
-                name: np.concatenate([part[name] for part in self._touches]) for name in TABLES["touch"]
-            }
+            chunks["touch"] = {name: np.concatenate([part[name] for part in self._touches]) for name in TABLES["touch"]}
         self._lists = {name: [] for name in TABLES}
         self._touches = []
         self.nr_pending = 0
@@ -224,7 +222,15 @@ class Assembler:
                 self._unmap(finder, at, t_ns, pid, old[0], self._page_up(old[0] + old[1]), "mremap", to)
 
     def _unmap(
-        self, finder: _Finder, at: int, t_ns: int, pid: int, start: int, end: int, how: str, to: tuple[int, int] = (0, 0)
+        self,
+        finder: _Finder,
+        at: int,
+        t_ns: int,
+        pid: int,
+        start: int,
+        end: int,
+        how: str,
+        to: tuple[int, int] = (0, 0),
     ) -> None:
         if not start < end < 1 << 63:
             return
@@ -291,9 +297,9 @@ class Assembler:
     def _off_cpu(self, rows: Rows) -> None:
         """Pairs of leaving a CPU and being on one again, per thread, that were far enough apart."""
         switch = np.flatnonzero((rows.what == ring.SWITCH) & (rows.tid > 0))
-        part = Rows(*(column[switch] for column in rows))
+        part = pick(rows, switch)
         if self._off is not None:
-            part = Rows(*(np.concatenate(columns) for columns in zip(self._off, part, strict=True)))
+            part = join((self._off, part))
         if not len(part.t_ns):
             return
         order = np.lexsort((part.t_ns, part.tid))
@@ -314,7 +320,7 @@ class Assembler:
         last = np.append(~same, True) & (kind != ring.RUN)
         for i in np.flatnonzero(last).tolist():
             last[i] = int(tid[i]) not in self.exit_ns
-        self._off = Rows(*(column[order[last]] for column in part))
+        self._off = pick(part, order[last])
 
 
 class _Finder:

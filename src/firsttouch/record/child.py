@@ -39,7 +39,9 @@ def find_program(name: str) -> str:
     if "/" not in name:
         found = shutil.which(name)
         if found is None:
-            raise FirsttouchError(f"cannot run {name!r}: no such program in PATH", "give its path, or check the spelling")
+            raise FirsttouchError(
+                f"cannot run {name!r}: no such program in PATH", "give its path, or check the spelling"
+            )
         return found
     path = Path(name)
     if not path.exists():
@@ -99,7 +101,9 @@ class Child:
         if error:
             number = int.from_bytes(error, "little")
             os.waitpid(self.pid, 0)
-            raise FirsttouchError(f"cannot run {self.command[0]}: {os.strerror(number)}", "check the program and its arguments")
+            raise FirsttouchError(
+                f"cannot run {self.command[0]}: {os.strerror(number)}", "check the program and its arguments"
+            )
 
     def abandon(self) -> None:
         """End it before `go()`."""

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -403,7 +403,9 @@ class Session:
         """Records lost so far."""
         return max(self._lost_records, self.events.lost() or 0)
 
-    def describe(self, *, command: list[str], as_is: bool, base_pages: bool, facts: dict[str, Any], **more: Any) -> None:
+    def describe(
+        self, *, command: list[str], as_is: bool, base_pages: bool, facts: dict[str, Any], **more: Any
+    ) -> None:
         """What is known before the program runs; `start` commits it, so that a killed recording has it."""
         around = facts.get("fault_around_bytes")
         self.writer.meta(
@@ -533,7 +535,9 @@ def check_target(path: Path, force: bool) -> None:
     if path.exists() and not force:
         raise FirsttouchError(f"{path} exists already", "use --force to replace it, or -o to name another file")
     if not os.access(path.parent, os.W_OK):
-        raise FirsttouchError(f"cannot write {path}: no such folder, or it is not yours", "name a folder that exists and is yours")
+        raise FirsttouchError(
+            f"cannot write {path}: no such folder, or it is not yours", "name a folder that exists and is yours"
+        )
 
 
 def online_cpus() -> list[int]:
@@ -560,10 +564,8 @@ def signals_passed_on(pid: int) -> Iterator[None]:
         return
 
     def forward(number: int, _frame: FrameType | None) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
     before |= {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -626,4 +628,3 @@ def host_facts() -> dict[str, Any]:
 
     built: dict[str, Any] = msgspec.to_builtins(facts())
     return built
-

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,16 @@ class Rows(NamedTuple):
     # and its misc; system calls: arguments, or the return value
 
 
+def pick(rows: Rows, index: Any) -> Rows:
+    """The rows at `index` (a slice, a mask, or numbers)."""
+    return Rows._make(column[index] for column in rows)
+
+
+def join(parts: Iterable[Rows]) -> Rows:
+    """Rows of all parts, in their order."""
+    return Rows._make(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+
 def make_rows(nr: int) -> Rows:
     """Empty rows."""
     return Rows(
@@ -79,20 +90,24 @@ def make_rows(nr: int) -> Rows:
     )  # fmt: skip
 
 
+Words = NDArray[np.uint32]
+Counts = NDArray[np.int64]
+
+
 @kernel
-def u64(d, i):  # type: ignore[no-untyped-def]
+def u64(d: Words, i: int) -> np.uint64:
     """8 bytes at word `i` of the chunk; a word has 4 bytes."""
     return np.uint64(d[i]) | (np.uint64(d[i + 1]) << np.uint64(32))
 
 
 @kernel
-def decode(d, layout, rows, counts):  # type: ignore[no-untyped-def]
+def decode(d: Words, layout: Layout, rows: Rows, counts: Counts) -> None:
     """Turn chunk `d` (uint32) into `rows`; counts = [rows made, records skipped, records the kernel lost]."""
     n = len(d)
     i = 0
     row = 0
     while i < n:
-        size = np.int64(d[i + 1] >> np.uint32(16)) >> 2 if i + 1 < n else 0
+        size = int(np.int64(d[i + 1] >> np.uint32(16))) >> 2 if i + 1 < n else 0
         if size < 2 or size & 1 or i + size > n or (d[i + 1] >> np.uint32(16)) & np.uint32(3):
             counts[SKIPPED] += 1
             break
@@ -101,7 +116,7 @@ def decode(d, layout, rows, counts):  # type: ignore[no-untyped-def]
             counts[SKIPPED] += 1
         elif kind == _SAMPLE:
             row += decode_sample(d, i, i + size, layout, rows, row, counts)
-        elif kind == _LOST or kind == _LOST_SAMPLES:
+        elif kind in (_LOST, _LOST_SAMPLES):
             at = i + 4 if kind == _LOST else i + 2
             if at + 2 <= i + size:
                 counts[LOST] += np.int64(u64(d, at))
@@ -114,19 +129,19 @@ def decode(d, layout, rows, counts):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def decode_side_band(d, i, end, rows, row, counts):  # type: ignore[no-untyped-def]
+def decode_side_band(d: Words, i: int, end: int, rows: Rows, row: int, counts: Counts) -> int:
     """COMM, FORK, EXIT, MMAP2 and SWITCH at words [i, end); returns the rows made (0 or 1)."""
     kind = d[i]
     misc = np.int64(d[i + 1] & np.uint32(0xFFFF))
     least = 2
     if kind == _COMM:
         least = 6
-    elif kind == _FORK or kind == _EXIT:
+    elif kind in (_FORK, _EXIT):
         least = 8
     elif kind == _MMAP2:
         least = 20
     t = end - TRAILER_BYTES // 4
-    if t < i + least or not (kind == _COMM or kind == _FORK or kind == _EXIT or kind == _MMAP2 or kind == _SWITCH):
+    if t < i + least or kind not in (_COMM, _FORK, _EXIT, _MMAP2, _SWITCH):
         counts[SKIPPED] += 1
         return 0
     rows.pid[row] = np.int32(d[t])
@@ -140,7 +155,7 @@ def decode_side_band(d, i, end, rows, row, counts):  # type: ignore[no-untyped-d
             rows.kind[row] = PREEMPT if misc & _MISC_SWITCH_OUT_PREEMPT else SLEEP
         return 1
     rows.pid[row] = np.int32(d[i + 2])
-    if kind == _FORK or kind == _EXIT:
+    if kind in (_FORK, _EXIT):
         rows.what[row] = FORK if kind == _FORK else EXIT
         rows.tid[row] = np.int32(d[i + 4])
         rows.args[row, 0] = d[i + 3]
@@ -154,7 +169,7 @@ def decode_side_band(d, i, end, rows, row, counts):  # type: ignore[no-untyped-d
 
 
 @kernel
-def decode_sample(d, i, end, layout, rows, row, counts):  # type: ignore[no-untyped-def]
+def decode_sample(d: Words, i: int, end: int, layout: Layout, rows: Rows, row: int, counts: Counts) -> int:
     """The sample at words [i, end); returns the rows made (0 or 1)."""
     counts[SKIPPED] += 1  # taken back when a row is made, or when the sample is none of ours by its address
     if i + 4 > end:
@@ -195,10 +210,10 @@ def decode_sample(d, i, end, layout, rows, row, counts):  # type: ignore[no-unty
         at += 2
         if nr > np.uint64((end - at) // 2):
             return 0
-        rows.args[row, 2] = hash_chain(d, at, np.int64(nr))
+        rows.args[row, 2] = hash_chain(d, at, int(np.int64(nr)))
         rows.args[row, 3] = np.uint64(at)
         rows.args[row, 4] = nr
-        at += 2 * np.int64(nr)
+        at += 2 * int(np.int64(nr))
     role = layout.role[e]
     rows.what[row] = TOUCH if role >= ROLE_FAULT else np.uint8(role)
     if role == ROLE_FAULT:
@@ -206,7 +221,7 @@ def decode_sample(d, i, end, layout, rows, row, counts):  # type: ignore[no-unty
     else:
         if at >= end:
             return 0
-        raw_end = at + 1 + np.int64(d[at]) // 4
+        raw_end = at + 1 + int(np.int64(d[at])) // 4
         at += 1
         if raw_end > end:
             return 0
@@ -239,7 +254,7 @@ def decode_sample(d, i, end, layout, rows, row, counts):  # type: ignore[no-unty
 
 
 @kernel
-def kind_of(code, role):  # type: ignore[no-untyped-def]
+def kind_of(code: np.uint64, role: int) -> np.uint8:
     """Bits of touch.kind from an x86 page-fault error code."""
     kind = KERNEL if role == ROLE_FAULT_KERNEL else 0
     if code & np.uint64(1):
@@ -252,7 +267,7 @@ def kind_of(code, role):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def hash_chain(d, at, nr):  # type: ignore[no-untyped-def]
+def hash_chain(d: Words, at: int, nr: int) -> np.uint64:
     """FNV-1a over the addresses of a call chain, markers left out; never 0."""
     h = _HASH_START
     for k in range(nr):
@@ -308,7 +323,7 @@ def read_chunk(words: NDArray[np.uint32], layout: Layout) -> Chunk:
     counts = np.zeros(3, np.int64)
     decode(words, layout, rows, counts)
     nr = int(counts[ROWS])
-    return Chunk(Rows(*(column[:nr] for column in rows)), words, int(counts[LOST]), int(counts[SKIPPED]))
+    return Chunk(pick(rows, slice(nr)), words, int(counts[LOST]), int(counts[SKIPPED]))
 
 
 def record_bytes(words: NDArray[np.uint32], at: int) -> bytes:

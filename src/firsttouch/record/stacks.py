@@ -63,7 +63,9 @@ class StackTable:
         del self._new[:nr]
         return rows
 
-    def locate(self, pids: NDArray[np.int32], ids: NDArray[np.int32], place: Callable[[int, int], Place | None]) -> None:
+    def locate(
+        self, pids: NDArray[np.int32], ids: NDArray[np.int32], place: Callable[[int, int], Place | None]
+    ) -> None:
         """Note where the addresses of each new pair of process and chain lie, while the mappings are known."""
         pairs = np.unique((pids.astype(np.int64) << 32) | ids.astype(np.int64)) if len(ids) else np.empty(0, np.int64)
         for pair in pairs.tolist():
@@ -143,7 +145,9 @@ def _functions(elf: Any, section: Any) -> list[tuple[int, int, str]]:
             for s in section.iter_symbols()
             if s["st_info"]["type"] in ("STT_FUNC", "STT_LOOS")
         ]
-    kind = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")])
+    kind = np.dtype(
+        [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
+    )
     data = section.data()
     table = np.frombuffer(data, kind, len(data) // kind.itemsize)
     names = elf.get_section(section["sh_link"]).data()
