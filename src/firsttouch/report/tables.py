@@ -1,0 +1,221 @@
+"""Tables for a terminal (rich) and for a mail (plain ASCII, at most `PLAIN_COLUMNS` wide), from the same cells.
+
+Cells are made once, as text; how they are laid out is all that differs. Text that came from a trace is shown without its
+control characters, so that a program's name cannot move the cursor.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firsttouch.units import format_bytes, format_ns
+from firsttouch.whatif.advice import saved_ns, saved_ratio
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from firsttouch.mm.outcome import Outcome
+    from firsttouch.whatif import WhatIf
+
+PLAIN_COLUMNS = 78
+TERMINAL_COLUMNS = 100
+
+AVAILABLE = {"now": "now", "boot": "at boot", "patch": "patch", "pool": "pool"}
+IN_USE = "in use"
+COLUMNS = ("policy", "have it", "faults", "in faults", "wall", "saved", "peak", "untouched", "daemon")
+MEANINGS = (
+    ("have it", "in use: what this machine is set to; now: by the command below; at boot; patch: another kernel"),
+    ("in faults", "time in the page-fault path, over all threads"),
+    ("saved", "of wall time, against the policy in use"),
+    ("peak", "most memory mapped at one time"),
+    ("untouched", "memory mapped but never touched"),
+    ("daemon", "CPU time of a background scrubber"),
+)
+_KINDS = (("zero_fill", "zero-fill"), ("cow", "COW copy"), ("file", "file"), ("zero_page", "zero page"), ("huge", "huge"))
+
+
+def safe(text: str) -> str:
+    """`text` with control characters and other unprintables spelled out."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def plain(text: str) -> str:
+    """`safe(text)` in ASCII."""
+    return safe(text).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage, or a dash of nothing."""
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def whatif_order(result: WhatIf) -> list[Outcome]:
+    """Outcomes by wall saved, best first; what runs out of memory last."""
+    return sorted(result.outcomes, key=lambda outcome: (outcome.out_of_memory, outcome.wall_ns, outcome.policy))
+
+
+def short_name(policy: str) -> str:
+    """`+thp` for `linux-6.18+thp`; as `--policies` takes it."""
+    base = "linux-6.18"
+    return policy[len(base) :] if policy.startswith((base + "+", base + "-")) else policy
+
+
+def whatif_cells(result: WhatIf) -> list[tuple[str, ...]]:
+    """One row an outcome, in the order of `whatif_order`; the columns are `COLUMNS`."""
+    rows = []
+    for outcome in whatif_order(result):
+        is_reference = outcome.policy == result.now
+        saved = f"{saved_ratio(outcome, result.reference):.1%}"
+        rows.append(
+            (
+                safe(short_name(outcome.policy)),
+                IN_USE if is_reference and result.now_is_host else AVAILABLE[outcome.available],
+                f"{outcome.faults:,}",
+                format_ns(outcome.fault_ns),
+                format_ns(outcome.wall_ns),
+                "no memory" if outcome.out_of_memory else "-" if is_reference else saved,
+                format_bytes(outcome.peak_bytes),
+                format_bytes(outcome.untouched_bytes),
+                format_ns(outcome.background_ns) if outcome.background_ns else "-",
+            )
+        )
+    return rows
+
+
+def whatif_header(result: WhatIf) -> list[tuple[str, str]]:
+    """What stands above the table: label and text."""
+    facts, base = result.trace, result.base
+    rows = [("program", safe(" ".join(facts.command) or facts.name))]
+    how = ""
+    if facts.level:
+        how = f", level {facts.level}, {facts.lost:,} lost"
+        how += "" if not facts.unseen else f", {facts.unseen:,} not seen"
+    tasks = f"{facts.processes:,} process{'es' * (facts.processes != 1)}, {facts.threads:,} thread{'s' * (facts.threads != 1)}"
+    rows.append(("recorded", f"{facts.touches:,} touches, {tasks}{how}"))
+    total = sum(base.faults_by_kind.values())
+    mix = [f"{label} {share(base.faults_by_kind.get(key, 0), total)}" for key, label in _KINDS]
+    mix = [text for text, (key, _) in zip(mix, _KINDS, strict=True) if base.faults_by_kind.get(key, 0)]
+    rows.append(("fault mix", ", ".join(mix) or "-"))
+    whole, of = (base.wall_ns, "wall") if facts.threads <= 1 else (base.user_ns + base.system_ns, "CPU time")
+    rows.append(
+        ("fault path", f"{format_ns(base.fault_ns)}, {share(base.fault_ns, whole)} of {of}, when every page faults by itself")
+    )
+    machine = result.machine
+    rows.append(("machine", f"{safe(machine.name)}, {machine.nr_cpus} CPUs, {format_bytes(machine.memory_bytes)}"))
+    rows += [("note", safe(text)) for text in result.warnings]
+    return rows
+
+
+def whatif_commands(result: WhatIf) -> list[tuple[str, str]]:
+    """How to apply each policy that is not in use: short name and command."""
+    rows = []
+    for outcome in whatif_order(result):
+        if outcome.apply and not (outcome.policy == result.now and result.now_is_host):
+            rows.append((safe(short_name(outcome.policy)), safe(outcome.apply)))
+    return rows
+
+
+def whatif_plain(result: WhatIf) -> str:
+    """The whole what-if as plain ASCII."""
+    out = _plain_pairs(whatif_header(result))
+    out += ["", *_plain_table(COLUMNS, whatif_cells(result))]
+    if not result.now_is_host:
+        out += ["", f"saved is against {plain(result.now)}."]
+    out += ["", *_wrap(plain(result.advice))]
+    commands = whatif_commands(result)
+    if commands:
+        out += ["", "how to have it:", *_plain_pairs(commands, indent="  ")]
+    return "\n".join(line.rstrip() for line in out) + "\n"
+
+
+def print_whatif(result: WhatIf, console: Console) -> None:
+    """The whole what-if on a terminal; plain text when the terminal is too narrow for the table."""
+    if console.width < TERMINAL_COLUMNS - 10:
+        console.file.write(whatif_plain(result))
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    _print_pairs(console, whatif_header(result))
+    console.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", no_wrap=column != "policy")
+    for row, outcome in zip(whatif_cells(result), whatif_order(result), strict=True):
+        gain = saved_ns(outcome, result.reference)
+        style = "bold" if outcome.policy == result.now else ""
+        cells = [Text(cell, style=style) for cell in row]
+        if row[5] != "-":
+            cells[5].stylize("green" if gain > 0 and not outcome.out_of_memory else "red" if gain < 0 else "")
+        table.add_row(*cells)
+    console.print(table)
+    if not result.now_is_host:
+        console.print(Text(f"saved is against {result.now}."))
+    console.print(Text(safe(result.advice), style="bold"))
+    commands = whatif_commands(result)
+    if commands:
+        console.print()
+        console.print("how to have it:")
+        _print_pairs(console, commands, indent=2)
+
+
+def print_pairs(rows: Sequence[tuple[str, str]], console: Console) -> None:
+    """Labels and texts, wrapped beside the labels."""
+    _print_pairs(console, [(safe(label), safe(text)) for label, text in rows])
+
+
+def pairs_plain(rows: Sequence[tuple[str, str]]) -> str:
+    """The same as plain ASCII."""
+    return "\n".join(_plain_pairs(rows)) + "\n"
+
+
+def _print_pairs(console: Console, rows: Sequence[tuple[str, str]], indent: int = 0) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="cyan", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in rows:
+        style = "yellow" if label == "note" else ""
+        grid.add_row(Text(" " * indent + label), Text(text, style=style))
+    console.print(grid)
+
+
+def _plain_pairs(rows: Sequence[tuple[str, str]], indent: str = "") -> list[str]:
+    width = max((len(plain(label)) for label, _ in rows), default=0)
+    width = min(width, 24)
+    out = []
+    for label, text in rows:
+        head = f"{indent}{plain(label):<{width}}  "
+        out += textwrap.wrap(
+            plain(text) or "-", PLAIN_COLUMNS, initial_indent=head, subsequent_indent=" " * (len(indent) + width + 2),
+            break_on_hyphens=False,
+        )  # fmt: skip
+    return out
+
+
+def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as narrow as their cells; a first cell too long for the line stands on a line of its own."""
+    texts = [[plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in [list(columns), *texts]) for i in range(len(columns))]
+    rest = sum(widths[1:]) + (len(columns) - 1)
+    widths[0] = min(widths[0], max(len(columns[0]), PLAIN_COLUMNS - rest))
+
+    def line(cells: Sequence[str]) -> list[str]:
+        first = cells[0] if len(cells[0]) <= widths[0] else ""
+        body = [f"{first:<{widths[0]}}", f"{cells[1]:<{widths[1]}}"]
+        body += [f"{cell:>{width}}" for cell, width in zip(cells[2:], widths[2:], strict=True)]
+        return [*([] if first else _wrap(cells[0])), " ".join(body)]
+
+    out = line(columns) + ["-" * min(PLAIN_COLUMNS, sum(widths) + len(widths) - 1)]
+    for row in texts:
+        out += line(row)
+    return out
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, PLAIN_COLUMNS, break_on_hyphens=False) or [""]
