@@ -71,10 +71,11 @@ def count_scrubbed(s: Scrub, zone: int, nr_bytes: int) -> None:
 @state_kernel
 def wants(b: Buddy, zone: int, stop_order: int) -> bool:
     """Whether there is an unzeroed block of `stop_order` or above."""
-    for k in range(stop_order, b.first.shape[2]):
-        if b.first[zone, UNZEROED, k] != NO_PFN:
-            return True
-    return False
+    nr_orders = b.first.shape[2]
+    k = stop_order
+    while k < nr_orders and b.first[zone, UNZEROED, k] == NO_PFN:
+        k += 1
+    return k < nr_orders
 
 
 @state_kernel
