@@ -75,7 +75,7 @@ def wants(b: Buddy, zone: int, stop_order: int) -> bool:
     k = stop_order
     while k < nr_orders and b.first[zone, UNZEROED, k] == NO_PFN:
         k += 1
-    return k < nr_orders
+    return bool(k < nr_orders)
 
 
 @state_kernel
