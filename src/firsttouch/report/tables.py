@@ -1,4 +1,4 @@
-"""Tables for a terminal (rich) and for a mail (plain ASCII, at most `PLAIN_COLUMNS` wide), from the same cells.
+"""Tables for a terminal (rich) and for a mail (ASCII, `PLAIN_COLUMNS` wide at most), of the same cells.
 
 Cells are made once, as text; how they are laid out is all that differs. Text that came from a trace is shown without its
 control characters, so that a program's name cannot move the cursor.
@@ -33,7 +33,13 @@ MEANINGS = (
     ("untouched", "memory mapped but never touched"),
     ("daemon", "CPU time of a background scrubber"),
 )
-_KINDS = (("zero_fill", "zero-fill"), ("cow", "COW copy"), ("file", "file"), ("zero_page", "zero page"), ("huge", "huge"))
+_KINDS = (
+    ("zero_fill", "zero-fill"),
+    ("cow", "COW copy"),
+    ("file", "file"),
+    ("zero_page", "zero page"),
+    ("huge", "huge"),
+)
 
 
 def safe(text: str) -> str:
@@ -44,6 +50,11 @@ def safe(text: str) -> str:
 def plain(text: str) -> str:
     """`safe(text)` in ASCII."""
     return safe(text).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """`1 thread`, `1,200 threads`."""
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def share(part: float, whole: float) -> str:
@@ -64,7 +75,7 @@ def short_name(policy: str) -> str:
 
 def whatif_cells(result: WhatIf) -> list[tuple[str, ...]]:
     """One row an outcome, in the order of `whatif_order`; the columns are `COLUMNS`."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for outcome in whatif_order(result):
         is_reference = outcome.policy == result.now
         saved = f"{saved_ratio(outcome, result.reference):.1%}"
@@ -92,7 +103,7 @@ def whatif_header(result: WhatIf) -> list[tuple[str, str]]:
     if facts.level:
         how = f", level {facts.level}, {facts.lost:,} lost"
         how += "" if not facts.unseen else f", {facts.unseen:,} not seen"
-    tasks = f"{facts.processes:,} process{'es' * (facts.processes != 1)}, {facts.threads:,} thread{'s' * (facts.threads != 1)}"
+    tasks = f"{counted(facts.processes, 'process', 'processes')}, {counted(facts.threads, 'thread', 'threads')}"
     rows.append(("recorded", f"{facts.touches:,} touches, {tasks}{how}"))
     total = sum(base.faults_by_kind.values())
     mix = [f"{label} {share(base.faults_by_kind.get(key, 0), total)}" for key, label in _KINDS]
@@ -100,7 +111,10 @@ def whatif_header(result: WhatIf) -> list[tuple[str, str]]:
     rows.append(("fault mix", ", ".join(mix) or "-"))
     whole, of = (base.wall_ns, "wall") if facts.threads <= 1 else (base.user_ns + base.system_ns, "CPU time")
     rows.append(
-        ("fault path", f"{format_ns(base.fault_ns)}, {share(base.fault_ns, whole)} of {of}, when every page faults by itself")
+        (
+            "fault path",
+            f"{format_ns(base.fault_ns)}, {share(base.fault_ns, whole)} of {of}, when every page faults by itself",
+        )
     )
     machine = result.machine
     rows.append(("machine", f"{safe(machine.name)}, {machine.nr_cpus} CPUs, {format_bytes(machine.memory_bytes)}"))
@@ -211,7 +225,7 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
         body += [f"{cell:>{width}}" for cell, width in zip(cells[2:], widths[2:], strict=True)]
         return [*([] if first else _wrap(cells[0])), " ".join(body)]
 
-    out = line(columns) + ["-" * min(PLAIN_COLUMNS, sum(widths) + len(widths) - 1)]
+    out = [*line(columns), "-" * min(PLAIN_COLUMNS, sum(widths) + len(widths) - 1)]
     for row in texts:
         out += line(row)
     return out

@@ -2,9 +2,9 @@
 
     trace -> workload (once) -> simulate (per policy, a few at a time) -> WhatIf
 
-`linux-6.18` (every page by itself) is always among the outcomes: the recording was made under it, so its fault count can
-be checked against the recorded one. Savings are against the outcome named by `WhatIf.now`: the policy the host is set to,
-or `linux-6.18` when the machine is not this host.
+`linux-6.18` (every page by itself) is always among the outcomes: the recording was made under it, so its fault count
+can be checked against the recorded one. Savings are against the outcome named by `WhatIf.now`: the policy the host is
+set to, or `linux-6.18` when the machine is not this host.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ def facts_of(trace: Trace) -> TraceFacts:
     """How a trace was recorded."""
     meta = trace.meta
     touches, processes, threads = trace.sql("SELECT count(*), count(DISTINCT pid), count(DISTINCT tid) FROM touch")[0]
-    unseen = None
-    if meta["minflt"] is not None:
+    unseen = meta.get("unseen")
+    if unseen is None and meta["minflt"] is not None:
         unseen = max(0, int(meta["minflt"]) + int(meta["majflt"] or 0) - touches)
     return TraceFacts(
         name=trace.path.name,
@@ -359,9 +359,7 @@ def _warnings(facts: TraceFacts, machine: Machine) -> list[str]:
         out.append("recorded with huge pages on: touches within a huge page were not seen, so savings are understated")
     if facts.level == "basic" and facts.unseen:
         share = facts.unseen / (facts.unseen + facts.touches)
-        out.append(
-            f"{facts.unseen:,} faults ({share:.1%}) were taken inside system calls: level basic cannot see them, root can"
-        )
+        out.append(f"{facts.unseen:,} faults ({share:.1%}) were taken inside system calls: only root can see them")
     cold = machine.cost.host_cold_page
     if cold is not None and cold.ns > 0:
         usual_ns = _usual_gap_ns(machine, facts.level)
