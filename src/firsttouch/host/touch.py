@@ -206,8 +206,8 @@ def establish_line(typing_context, address):  # type: ignore[no-untyped-def]
 
 @kernel
 def zero_temporal(address: int, nr_bytes: int, page_bytes: int) -> None:
-    """A page at a time through the caches, as kernels clear a large block."""
-    for start in range(address, address + nr_bytes, page_bytes):
+    """A page at a time through the caches, the last page first, as Linux up to 6.18 clears a large block."""
+    for start in range(address + nr_bytes - page_bytes, address - 1, -page_bytes):
         fill_zero(start, page_bytes)
         keep()
 
@@ -363,19 +363,26 @@ def meet(address: int, nr_parties: int) -> bool:
 def _make_time_zero(zero: Callable[[int, int, int], None]) -> Callable[..., None]:
     @kernel
     def time_zero(
-        address: int, nr_bytes: int, page_bytes: int, nr_per_chunk: int, warm: bool, chunk_ns: NDArray[np.int64]
+        blocks: NDArray[np.int64],
+        nr_bytes: int,
+        page_bytes: int,
+        nr_per_chunk: int,
+        warm: bool,
+        chunk_ns: NDArray[np.int64],
     ) -> None:
-        """Zero blocks in turn, `nr_per_chunk` in each chunk; `warm` reads the chunk in first, and stays on it."""
+        """Zero blocks in turn, `nr_per_chunk` in each chunk; `warm` stays on the first ones, read in before."""
+        i = 0
         for chunk in range(chunk_ns.size):
             if warm:
-                read_lines(address, nr_bytes * nr_per_chunk)
+                i = 0
+                for k in range(nr_per_chunk):
+                    read_lines(blocks[k], nr_bytes)
             keep()
             before = clock_ns()
-            for i in range(nr_per_chunk):
-                zero(address + i * nr_bytes, nr_bytes, page_bytes)
+            for _ in range(nr_per_chunk):
+                zero(blocks[i], nr_bytes, page_bytes)
+                i += 1
             chunk_ns[chunk] = clock_ns() - before
-            if not warm:
-                address += nr_bytes * nr_per_chunk
 
     return time_zero
 
@@ -405,9 +412,10 @@ class Region:
         _unmap(self.address + nr_bytes, room + _MAP_ALIGN - self.address)
         _map(self.address, nr_bytes, prot, flags | _MAP_FIXED, fd)  # over the room that is ours
 
-    def advise(self, advice: int) -> bool:
-        """madvise the whole region; False where the kernel does not know the advice, or memory is short."""
-        return bool(_libc.madvise(self.address, self.nr_bytes, advice) == 0)
+    def advise(self, advice: int, start: int = 0, nr_bytes: int | None = None) -> bool:
+        """madvise all, or `nr_bytes` from offset `start`; False where the kernel refuses it, or memory is short."""
+        nr_bytes = self.nr_bytes if nr_bytes is None else nr_bytes
+        return bool(_libc.madvise(self.address + start, nr_bytes, advice) == 0)
 
     def unmap(self, nr_bytes: int | None = None) -> None:
         """Unmap the first `nr_bytes`, or all that is left."""
