@@ -81,6 +81,7 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     zero: dict[str, ZeroCost]  # by method: temporal, nontemporal, rep_stosb, ...
     nr_nodes: int = 1
     fingerprint: str = ""  # of the host it was measured on; "" for a preset
+    notes: dict[str, str] = {}  # what to know about some of the values: derived, noisy, not measured
 
 
 def load(name_or_path: str | Path) -> Machine:
