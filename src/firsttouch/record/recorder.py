@@ -30,10 +30,12 @@ from firsttouch.record.child import Child
 from firsttouch.record.ring import Layout, Ring, Rows, read_chunk
 from firsttouch.trace.store import TraceWriter
 
-COMMIT_S = 0.5
+COMMIT_S = 0.8
 POLL_MS = 200
 SETTLE_NS = 2_000_000  # a record may reach its ring this long after its time stamp (an interrupted, or stolen, CPU)
 BACKLOG_ROWS = 4_000_000  # some 60 bytes each
+POLITE_ROWS = 1_000_000  # up to this backlog the writer leaves the CPUs to the program
+POLITE_NICE = 5
 ROOT_RING_BYTES = 8 << 20
 USER_RING_BYTES = 4 << 20
 DEFAULT_FAULT_AROUND_BYTES = 64 << 10
@@ -379,6 +381,7 @@ class _Backlog:
     batches: list[tuple[int, list[Rows]]] = field(default_factory=list)  # (everything up to this time is there, rows)
     nr_rows: int = 0
     ended: bool = False
+    yielded: bool = False  # the writer has returned because it was too slow
 
 
 class Session:
@@ -395,7 +398,7 @@ class Session:
         self._skipped = 0
         self._progress = progress
         self._backlog = _Backlog()
-        self._thread = threading.Thread(target=self._write, name="firsttouch-writer", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(POLITE_NICE,), name="firsttouch-writer", daemon=True)
         read_chunk(np.empty(0, np.uint32), events.layouts[0])  # compile before the program runs
 
     @property
@@ -451,6 +454,8 @@ class Session:
         self.events.disable()
         self._drain(last=True)
         self._thread.join()
+        if self._backlog.yielded:
+            self._write(0)
 
     def finish(self, **meta: Any) -> None:
         """Write the end of the trace. Raises what went wrong in the writing thread."""
@@ -499,10 +504,17 @@ class Session:
             backlog.nr_rows += sum(len(part.t_ns) for part in rows)
             backlog.ended = last
             backlog.ready.notify()
+        if backlog.yielded:  # a thread cannot take its niceness back: another one goes on, as urgent as this one
+            backlog.yielded = False
+            self._thread.join()
+            self._thread = threading.Thread(target=self._write, args=(0,), name="firsttouch-writer", daemon=True)
+            self._thread.start()
 
-    def _write(self) -> None:
-        """The writing thread: assemble what comes, commit about twice a second."""
+    def _write(self, nice: int) -> None:
+        """The writing thread: assemble what comes, commit about once a second; gives way to a less nice one."""
         backlog = self._backlog
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
         due = time.monotonic() + COMMIT_S
         try:
             while True:
@@ -524,6 +536,9 @@ class Session:
                         self.writer.commit(chunks)
                     due = time.monotonic() + COMMIT_S
                 if ended:
+                    return
+                if nice and backlog.nr_rows > POLITE_ROWS:
+                    backlog.yielded = True
                     return
         except BaseException as error:
             self.error = error

@@ -33,7 +33,7 @@ class TraceWriter:
         try:
             for old in (self.path, self.path.with_name(self.path.name + ".wal")):
                 old.unlink(missing_ok=True)
-            self._db = duckdb.connect(str(self.path), config={"threads": 1})
+            self._db = duckdb.connect(str(self.path), config={"threads": 1, "checkpoint_threshold": "1GB"})
         except (OSError, duckdb.Error) as error:
             raise FirsttouchError(f"cannot write {self.path}: {_first_line(error)}", "name a folder that exists and is yours") from None
         for table, columns in TABLES.items():
