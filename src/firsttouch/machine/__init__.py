@@ -62,6 +62,8 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record_basic: Cost  # what recording adds to one fault
     record_full: Cost  # the same with tracepoints
     syscall: Cost  # entry and exit of a trivial system call
+    # one page moved between free lists under the zone lock; part of `alloc` in an uncontended fault
+    zone_page: Cost = Cost(ns=12.0, source="typical: two list links and counters, both lines in cache")
     host_cold_page: Cost | None = None  # extra, per base page that the hypervisor must back first
 
 

@@ -48,7 +48,7 @@ def make_scrub(nr_zones: int) -> Scrub:
 @state_kernel
 def wake_scrub(s: Scrub, zone: int, start_order: int, final_order: int) -> bool:
     """After a free whose unzeroed blocks merged to `final_order` (-1: none): whether the scrubber woke."""
-    if final_order < start_order or final_order < 0 or s.awake[zone]:
+    if final_order < start_order or s.awake[zone]:
         return False
     s.awake[zone] = 1
     s.nr_wakeups[zone] += 1

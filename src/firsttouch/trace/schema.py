@@ -30,30 +30,57 @@ NO_ID = -1  # map_id or stack_id: none known
 # Columns and DuckDB types, in the order of the NumPy arrays that a writer takes.
 TABLES: dict[str, dict[str, str]] = {
     "touch": {
-        "t_ns": "BIGINT", "pid": "INTEGER", "tid": "INTEGER", "cpu": "SMALLINT", "vaddr": "UBIGINT", "ip": "UBIGINT",
-        "kind": "UTINYINT", "map_id": "INTEGER", "stack_id": "INTEGER",
+        "t_ns": "BIGINT",
+        "pid": "INTEGER",
+        "tid": "INTEGER",
+        "cpu": "SMALLINT",
+        "vaddr": "UBIGINT",
+        "ip": "UBIGINT",
+        "kind": "UTINYINT",
+        "map_id": "INTEGER",
+        "stack_id": "INTEGER",
     },
     # `start` .. `end` is the kernel's whole VMA after the call (it may have been merged with a neighbour).
     "map": {
-        "map_id": "INTEGER", "pid": "INTEGER", "t_ns": "BIGINT", "start": "UBIGINT", "end": "UBIGINT",
-        "prot": "INTEGER", "flags": "INTEGER", "pgoff_bytes": "UBIGINT", "name": "VARCHAR",
+        "map_id": "INTEGER",
+        "pid": "INTEGER",
+        "t_ns": "BIGINT",
+        "start": "UBIGINT",
+        "end": "UBIGINT",
+        "prot": "INTEGER",
+        "flags": "INTEGER",
+        "pgoff_bytes": "UBIGINT",
+        "name": "VARCHAR",
     },
     # how: munmap | brk | mremap (then to_start .. to_end is where it went; pages stay mapped there)
     "unmap": {
-        "pid": "INTEGER", "t_ns": "BIGINT", "start": "UBIGINT", "end": "UBIGINT", "how": "VARCHAR",
-        "to_start": "UBIGINT", "to_end": "UBIGINT",
+        "pid": "INTEGER",
+        "t_ns": "BIGINT",
+        "start": "UBIGINT",
+        "end": "UBIGINT",
+        "how": "VARCHAR",
+        "to_start": "UBIGINT",
+        "to_end": "UBIGINT",
     },
     # advice: the number of madvise(2), e.g. 4 DONTNEED, 14 HUGEPAGE, 15 NOHUGEPAGE, 23 POPULATE_WRITE
     "advice": {"pid": "INTEGER", "t_ns": "BIGINT", "start": "UBIGINT", "end": "UBIGINT", "advice": "INTEGER"},
     # event: fork (a new process or thread `tid`; parent = the tid that made it) | exec | comm | exit
     #        | sleep (left the CPU because it waited) | preempt (left it while runnable) | run (is on a CPU again)
     "task": {
-        "t_ns": "BIGINT", "pid": "INTEGER", "tid": "INTEGER", "event": "VARCHAR", "parent": "INTEGER",
+        "t_ns": "BIGINT",
+        "pid": "INTEGER",
+        "tid": "INTEGER",
+        "event": "VARCHAR",
+        "parent": "INTEGER",
         "comm": "VARCHAR",
     },
     "stack": {"stack_id": "INTEGER", "depth": "SMALLINT", "ip": "UBIGINT"},
     "symbol": {
-        "pid": "INTEGER", "ip": "UBIGINT", "name": "VARCHAR", "file": "VARCHAR", "line": "INTEGER",
+        "pid": "INTEGER",
+        "ip": "UBIGINT",
+        "name": "VARCHAR",
+        "file": "VARCHAR",
+        "line": "INTEGER",
     },
     "meta": {"key": "VARCHAR", "value": "VARCHAR"},
 }
@@ -70,8 +97,10 @@ META_KEYS = (
     "start_monotonic_ns",
     "start_unix_s",
     "wall_ns",  # of the program, from exec to exit; null when the recorder was killed
-    "user_ns", "system_ns",  # of the program and its children that were waited for, by getrusage
-    "minflt", "majflt",  # the kernel's own count for them; a check of `touch`
+    "user_ns",
+    "system_ns",  # of the program and its children that were waited for, by getrusage
+    "minflt",
+    "majflt",  # the kernel's own count for them; a check of `touch`
     "exit",  # exit status as a shell shows it (128 + signal)
     "lost",  # records that the kernel dropped because a ring was full
     "finished",  # true after an orderly end

@@ -29,13 +29,17 @@ class TraceWriter:
     def __init__(self, path: Path | str, *, force: bool = False) -> None:
         self.path = Path(path)
         if self.path.exists() and not force:
-            raise FirsttouchError(f"{self.path} exists already", "use --force to replace it, or -o to name another file")
+            raise FirsttouchError(
+                f"{self.path} exists already", "use --force to replace it, or -o to name another file"
+            )
         try:
             for old in (self.path, self.path.with_name(self.path.name + ".wal")):
                 old.unlink(missing_ok=True)
             self._db = duckdb.connect(str(self.path), config={"threads": 1, "checkpoint_threshold": "1GB"})
         except (OSError, duckdb.Error) as error:
-            raise FirsttouchError(f"cannot write {self.path}: {_first_line(error)}", "name a folder that exists and is yours") from None
+            raise FirsttouchError(
+                f"cannot write {self.path}: {_first_line(error)}", "name a folder that exists and is yours"
+            ) from None
         for table, columns in TABLES.items():
             fields = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
             self._db.execute(f'CREATE TABLE "{table}" ({fields})')
@@ -75,7 +79,9 @@ class TraceWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -100,7 +106,9 @@ class Trace:
             ) from None
         schema = self.meta.get("schema")
         if not isinstance(schema, int):
-            raise FirsttouchError(f"{self.path} is a DuckDB file, but not a trace", "record one: firsttouch record -o FILE -- COMMAND")
+            raise FirsttouchError(
+                f"{self.path} is a DuckDB file, but not a trace", "record one: firsttouch record -o FILE -- COMMAND"
+            )
         if schema > SCHEMA_VERSION:
             raise FirsttouchError(
                 f"{self.path} has trace schema {schema}; this firsttouch reads up to {SCHEMA_VERSION}",
@@ -115,7 +123,9 @@ class Trace:
         try:
             columns = self._db.execute(f'SELECT * FROM "{name}"{order}').fetchnumpy()
         except duckdb.Error as error:
-            raise FirsttouchError(f"cannot read table {name} of {self.path}: {_first_line(error)}", "the file is damaged; record again") from None
+            raise FirsttouchError(
+                f"cannot read table {name} of {self.path}: {_first_line(error)}", "the file is damaged; record again"
+            ) from None
         return {key: np.asarray(values) for key, values in columns.items()}
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:

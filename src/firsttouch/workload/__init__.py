@@ -18,10 +18,12 @@ does; exec begins a new address space.
 | FORK | thread `arg` begins; its address space copies this one's if it is another | arg |
 | EXEC | this thread goes on in address space `arg`, which is empty | arg |
 | SLEEP | wait for `page` nanoseconds (I/O, a timer) | page |
+| YIELD | nothing: the recorded thread waited for a CPU here, which in the model the scheduler decides | |
 | JOIN | wait until thread `arg` has ended | arg |
 | EXIT | the thread ends; the last one of an address space unmaps it | |
 
-`think_ns` is CPU time the thread uses before the event.
+`think_ns` is CPU time the thread uses before the event. In a recording it holds what the kernel did for the event
+before; the model takes that off again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, EXIT = range(10)
+TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, YIELD, EXIT = range(11)
 
 # Event kinds: bits. The first are those of trace.schema.
 WRITE = 1
@@ -84,7 +86,10 @@ class Vmas(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """What a program does to memory, in terms that hold under any policy."""
+    """What a program does to memory, in terms that hold under any policy.
+
+    A recording has only touches that faulted with base pages, marked RECORDED: see `mm.fault`.
+    """
 
     name: str
     events: Events
@@ -93,8 +98,9 @@ class Workload:
     mm_regions: NDArray[np.int64]  # [mm] regions in its table
     page_bytes: int
     recorded_fault_around_bytes: int = 65536  # what the recording kernel used; RECORDED touches are relative to it
-    user_ns: int = 0  # of the recorded program: getrusage; 0 for a generator
-    system_ns: int = 0  # the same, with recorded faults and recording cost taken off
+    recorded_level: str = ""  # "basic" or "full": events are a recording, and gaps hold its kernel time; "": generated
+    user_ns: int = 0  # of the recorded program, by getrusage
+    system_ns: int = 0  # the same
     lines_touched: int = 64  # cache lines of a page that its user goes on to touch
     facts: dict[str, Any] = field(default_factory=dict)  # for reports: touches, fault mix, what was inferred
 

@@ -1,0 +1,128 @@
+"""A whole state passed to compiled code as one pointer.
+
+Numba passes a tuple of arrays as seven words an array: with a hundred arrays a call costs more than what it calls, and
+compiling it takes most of a minute. `packed(state)` describes a NamedTuple of arrays, numbers and further such tuples in
+one block of memory; inside a kernel `state.part.array[i]` reads as before, and passing `state` or `state.part` costs one
+word. The arrays themselves stay where they are, so what a kernel writes is seen in the tuple. With the JIT off
+`packed(state)` is `state`.
+
+Fields may be C-contiguous arrays, integers and booleans (read-only in kernels), and NamedTuples of these.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from firsttouch._jit import JIT
+
+
+class _Packed:
+    """Keeps the tuple and its block alive while a kernel runs."""
+
+    def __init__(self, state: Any, numba_type: Any, block: Any) -> None:
+        self.state, self.numba_type, self.block = state, numba_type, block
+        self.address = int(block.ctypes.data)
+
+
+if JIT:
+    from llvmlite import ir
+    from numba import types
+    from numba.core import cgutils
+    from numba.core.typing.templates import AttributeTemplate
+    from numba.extending import (
+        NativeValue,
+        infer_getattr,
+        lower_getattr_generic,
+        models,
+        register_model,
+        typeof_impl,
+        unbox,
+    )
+    from numba.np.arrayobj import make_array, populate_array
+    from numba.np.numpy_support import from_dtype
+
+    _WORD = ir.IntType(64)
+
+    class PackedType(types.Type):  # type: ignore[misc]
+        """The layout of one NamedTuple: for each field its Numba type and its first word in the block."""
+
+        def __init__(self, name: str, fields: tuple[tuple[str, Any, int], ...]) -> None:
+            self.fields = {field: (kind, at) for field, kind, at in fields}
+            super().__init__(f"Packed{name}({', '.join(f'{field}:{kind}@{at}' for field, kind, at in fields)})")
+
+    register_model(PackedType)(lambda manager, kind: models.PrimitiveModel(manager, kind, _WORD))
+
+    @infer_getattr
+    class _PackedAttribute(AttributeTemplate):  # type: ignore[misc]
+        key = PackedType
+
+        def generic_resolve(self, packed: PackedType, attribute: str) -> Any:
+            kind, _ = packed.fields.get(attribute, (None, 0))
+            return kind
+
+    @lower_getattr_generic(PackedType)  # type: ignore[misc]
+    def _get_attribute(context: Any, builder: Any, packed: PackedType, address: Any, attribute: str) -> Any:
+        kind, at = packed.fields[attribute]
+        if isinstance(kind, PackedType):
+            return address
+        words = [_load(builder, address, at + i) for i in range(1 + getattr(kind, "ndim", 0))]
+        if not isinstance(kind, types.Array):
+            return cgutils.is_not_null(builder, words[0]) if kind == types.boolean else words[0]
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
+        shape, strides = words[1:], [itemsize]
+        for length in reversed(shape[1:]):
+            strides.insert(0, builder.mul(strides[0], length))
+        array = make_array(kind)(context, builder)
+        data = builder.inttoptr(words[0], context.get_data_type(kind.dtype).as_pointer())
+        populate_array(array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None, parent=None)
+        return array._getvalue()
+
+    def _load(builder: Any, address: Any, at: int) -> Any:
+        """One word of the block, which nothing changes while a kernel runs."""
+        place = builder.inttoptr(builder.add(address, ir.Constant(_WORD, 8 * at)), _WORD.as_pointer())
+        word = builder.load(place)
+        word.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return word
+
+    @unbox(PackedType)  # type: ignore[misc]
+    def _unbox(_kind: Any, packed: Any, c: Any) -> Any:
+        address = c.pyapi.object_getattr_string(packed, "address")
+        value = c.pyapi.long_as_longlong(address)
+        c.pyapi.decref(address)
+        return NativeValue(value, is_error=cgutils.is_not_null(c.builder, c.pyapi.err_occurred()))
+
+    @typeof_impl.register(_Packed)  # type: ignore[misc]
+    def _typeof(packed: _Packed, _context: Any) -> Any:
+        return packed.numba_type
+
+    def _layout(state: Any, words: list[int]) -> PackedType:
+        """Append the words of a tuple to the block; return its type."""
+        fields = []
+        for name, value in zip(state._fields, state, strict=True):
+            at = len(words)
+            if isinstance(value, np.ndarray):
+                if not value.flags.c_contiguous:
+                    raise ValueError(f"{name} of {type(state).__name__} is not C-contiguous")
+                kind = types.Array(from_dtype(value.dtype), value.ndim, "C")
+                words += [value.ctypes.data, *value.shape]
+            elif hasattr(value, "_fields"):
+                kind = _layout(value, words)
+            else:
+                kind = types.boolean if isinstance(value, bool | np.bool_) else types.int64
+                words.append(int(value))
+            fields.append((name, kind, at))
+        return PackedType(type(state).__name__, tuple(fields))
+
+    def packed(state: Any) -> Any:
+        """`state` as one pointer, for the time that the result is kept."""
+        words: list[int] = []
+        kind = _layout(state, words)
+        return _Packed(state, kind, np.array(words, np.int64))
+
+else:
+
+    def packed(state: Any) -> Any:
+        """The JIT is off: the state itself."""
+        return state

@@ -1,0 +1,88 @@
+"""What each step of the model is charged: a machine's costs, rounded once to whole nanoseconds.
+
+Blocks are indexed by order. What the machine file leaves open follows from what it has: a block's share per base page
+is its cost divided by its pages.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firsttouch.errors import FirsttouchError
+from firsttouch.machine import Machine
+from firsttouch.policy import Policy
+
+MAX_ORDER = 10
+NR_ORDERS = MAX_ORDER + 1
+
+
+class CostTable(NamedTuple):
+    """Nanoseconds."""
+
+    trap: int
+    alloc: int  # order 0, list refills taken off: those are charged when they happen
+    alloc_large: NDArray[np.int64]  # [order] allocate and map one block
+    map_page: int
+    file_map: int
+    copy_page: int
+    unmap_page: int  # one base page that was mapped by itself
+    unmap_share: NDArray[np.int64]  # [order] one base page of a block that was mapped whole
+    populate_page: int  # zeroing not included
+    zero: NDArray[np.int64]  # [order] in the fault
+    zero_temporal: NDArray[np.int64]  # [order] in the recorded fault
+    scrub: NDArray[np.int64]  # [order] ahead of use
+    cold_page: int  # what the user pays more for a page whose lines are in no cache
+    handoff: int
+    zone_page: int  # one page moved between lists under the zone lock
+    syscall: int
+    record: int  # what recording added to each recorded fault
+
+
+def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str) -> CostTable:
+    """The charges of `policy` on `machine`, for a user who touches `lines_touched` lines of each page.
+
+    `level` is that of the recording ("basic", "full"), or "" for a generator. A zeroing method that the machine file
+    does not have is an error that names it.
+    """
+    cost = machine.cost
+
+    def blocks(method: str) -> NDArray[np.int64]:
+        if method not in machine.zero:
+            raise FirsttouchError(
+                f"machine {machine.name} has no cost for zeroing method {method!r}, which policy {policy.name} uses",
+                f"it has {', '.join(machine.zero)}; measure this host: firsttouch calibrate",
+            )
+        sizes = [machine.page_bytes << k for k in range(NR_ORDERS)]
+        return np.array([round(machine.zero[method].ns(size, hot=False)) for size in sizes], np.int64)
+
+    def large(costs: list[float]) -> NDArray[np.int64]:
+        known = [*costs, *[costs[-1] * 2] * NR_ORDERS][:NR_ORDERS]
+        return np.array([round(ns) for ns in known], np.int64)
+
+    unmap = large(cost.unmap_large)
+    share = np.array([round(ns / (1 << k)) for k, ns in enumerate(unmap)], np.int64)
+    share[0] = round(cost.unmap_page.ns)
+    zone_page = round(cost.zone_page.ns)
+    record = {"basic": cost.record_basic.ns, "full": cost.record_full.ns}.get(level, 0.0)
+    temporal = blocks("temporal")
+    lines = min(lines_touched, machine.page_bytes // machine.line_bytes)
+    return CostTable(
+        trap=round(cost.trap.ns),
+        alloc=max(0, round(cost.alloc.ns) - zone_page),
+        alloc_large=large(cost.alloc_large),
+        map_page=round(cost.map_page.ns),
+        file_map=round(cost.file_map.ns),
+        copy_page=round(cost.copy_page.ns),
+        unmap_page=round(cost.unmap_page.ns),
+        unmap_share=share,
+        populate_page=max(0, round(cost.populate_page.ns) - int(temporal[0])),
+        zero=blocks(policy.zero.method),
+        zero_temporal=temporal,
+        scrub=blocks(policy.zero.scrub_method),
+        cold_page=max(0, round(lines * (cost.line_cold.ns - cost.line_hot.ns))),
+        handoff=round(cost.lock_handoff.ns),
+        zone_page=zone_page,
+        syscall=round(cost.syscall.ns),
+        record=round(record),
+    )

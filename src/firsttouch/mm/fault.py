@@ -1,0 +1,445 @@
+"""One page fault, in the order of the kernel. Read this file first.
+
+A touch that the page tables do not serve goes through four stages, between which other CPUs may act (the step rule:
+a stage ends where the CPU takes a lock, or is busy with a whole block):
+
+  ENTER    trap; find the mapping; decide the service and the order
+  ALLOC    take a block from the CPU's list, or from the zone under its lock
+  FILL     zero it, or copy the old page
+  INSTALL  under the page table's lock look again; map it, or give it back if another thread was first
+
+**Recorded touches.** A trace holds touches that faulted on a real kernel with base pages. Replayed, such a touch is
+served without a fault only if the policy mapped its page in a way that the recording kernel did not: with a larger
+block, a wider window, or ahead of time. A page that is mapped by its own earlier touch, and faults again in the trace,
+had lost its mapping in a way the trace does not show (reclaim; without root, munmap): it loses it here, too. So a
+replay under the recording's own conditions has exactly as many faults as the trace has touches.
+
+Follows Linux handle_mm_fault(), do_anonymous_page(), do_wp_page(), do_fault(); deviations: docs/deviations.md, "fault".
+"""
+
+from firsttouch._jit import inlined, state_kernel
+from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
+from firsttouch.mm.faultahead import map_around
+from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire
+from firsttouch.mm.percpu import pcp_alloc, pcp_free
+from firsttouch.mm.pmap import (
+    ANON_RO,
+    ANON_RW,
+    COLD,
+    FILE_RO,
+    FILE_RW,
+    FRESH,
+    HUGE_ZERO,
+    NEAR,
+    NO_SLOT,
+    NONE,
+    NOT_HUGE,
+    SHMEM,
+    STATE,
+    TOUCHED,
+    ZERO_PAGE,
+    all_none,
+    clear_entry,
+    find_slot,
+    map_block,
+    map_pfnless,
+    mark_touched,
+    need_slot,
+)
+from firsttouch.mm.pmap import HUGE as HUGE_REGION
+from firsttouch.mm.scrub import wake_scrub
+from firsttouch.mm.superpage import choose_order, next_order, superpage_fits
+from firsttouch.mm.world import (
+    COLD_NS,
+    COPIED_BYTES,
+    COW,
+    CREDIT_NS,
+    FAULT_NS,
+    FILE,
+    HITS,
+    HUGE,
+    MISSES,
+    NO_FAULT,
+    NR_BINS,
+    OUT_OF_MEMORY,
+    REUSE,
+    SHARED_FILL,
+    SPURIOUS,
+    SYSTEM_NS,
+    ZERO_FILL,
+    ZERO_PAGE_READ,
+    ZEROED_BYTES,
+)
+from firsttouch.units import PMD_ORDER, PMD_PAGES
+from firsttouch.workload import ANON, PROTECTION, RACED, RECORDED, SHARED, WRITE
+from firsttouch.workload import SHMEM as SHMEM_VMA
+
+ENTER, ALLOC, FILL, INSTALL = 2, 3, 4, 5  # stages; the earlier ones are simulate.THINK and simulate.START
+
+
+@inlined
+def entry_of(slot, page):  # type: ignore[no-untyped-def]
+    """Where `page`'s entry is in the flat arrays of a slot's region."""
+    return slot * PMD_PAGES + (page & (PMD_PAGES - 1))
+
+
+@inlined
+def service_of_mapped(w, state, kind, flags):  # type: ignore[no-untyped-def]
+    """What a touch of a mapped page needs: NO_FAULT, or the service of its fault."""
+    mapped = state & STATE
+    if kind & RACED:
+        return SPURIOUS if state & FRESH else NO_FAULT
+    if kind & WRITE:
+        if mapped == ZERO_PAGE:
+            return ZERO_FILL
+        if mapped == ANON_RO:
+            return COW
+        if mapped == FILE_RO:
+            return REUSE if flags & SHARED else COW
+        if kind & PROTECTION and kind & RECORDED and state & TOUCHED:
+            return REUSE
+    return NO_FAULT
+
+
+@inlined
+def service_of_none(kind, flags):  # type: ignore[no-untyped-def]
+    """The service of a fault on a page that nothing maps."""
+    if flags & SHMEM_VMA:
+        return SHARED_FILL
+    if flags & ANON == 0:
+        return COW if kind & WRITE and flags & SHARED == 0 else FILE
+    if kind & WRITE == 0:
+        return ZERO_PAGE_READ
+    return COW if kind & PROTECTION else ZERO_FILL
+
+
+@inlined
+def recorded_cost(w, kind, flags, state):  # type: ignore[no-untyped-def]
+    """What this touch's fault cost in the recording, recording included: kernel time inside the gap that follows it."""
+    c = w.cost
+    if kind & RACED:
+        return c.trap + c.record
+    if flags & SHMEM_VMA:
+        return c.trap + c.record + c.alloc + c.zone_page + c.zero_temporal[0]
+    if flags & ANON == 0 and (kind & WRITE == 0 or flags & SHARED):
+        return c.trap + c.record + c.file_map + (w.rules.recorded_window_pages - 1) * c.map_page
+    if kind & WRITE == 0:
+        return c.trap + c.record
+    copied = (kind & PROTECTION and state & STATE != ZERO_PAGE) or flags & ANON == 0
+    return c.trap + c.record + c.alloc + c.zone_page + (c.copy_page if copied else c.zero_temporal[0])
+
+
+@state_kernel
+def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
+    """Do (or go on with) the TOUCH event `e` of thread `t`; return whether it is done, or stopped past `limit_ns`."""
+    mm = w.progress.mm[t]
+    page = w.events.page[e]
+    if w.progress.stage[t] < ALLOC:
+        slot = need_slot(w.pmap, mm, page)
+        if slot == NO_SLOT:
+            return True
+        if not enter(w, cpu, t, e, mm, slot, entry_of(slot, page)):
+            return True
+        if w.sched.clock_ns[cpu] > limit_ns:
+            return False
+    if w.progress.stage[t] == ALLOC:
+        if not allocate(w, cpu, t):
+            return True
+        if w.sched.clock_ns[cpu] > limit_ns:
+            return False
+    if w.progress.stage[t] == FILL:
+        fill(w, cpu, t)
+        if w.sched.clock_ns[cpu] > limit_ns:
+            return False
+    install(w, cpu, t, e, mm)
+    return True
+
+
+@state_kernel
+def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
+    """ENTER: serve the touch if the page is mapped for it (return False), else trap and decide what the fault needs."""
+    pm, pr = w.pmap, w.progress
+    kind, vma = w.events.kind[e], w.events.vma[e]
+    flags = w.vmas.flags[vma]
+    state = pm.state[entry]
+    if kind & RECORDED:
+        credit(w, t, recorded_cost(w, kind, flags, state))
+    service = NO_FAULT
+    if state & STATE != NONE:
+        service = service_of_mapped(w, state, kind, flags)
+        if service == NO_FAULT:
+            if not (kind & RECORDED and kind & RACED == 0 and state & (TOUCHED | NEAR)):
+                pm.state[entry] = state & ~FRESH
+                serve(w, cpu, mm, entry)
+                return False
+            free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
+    if service == NO_FAULT:
+        service = service_of_none(kind, flags)
+    page = w.events.page[e]
+    pr.start_ns[t] = w.sched.clock_ns[cpu]
+    pr.order[t] = 0
+    orders = w.vma_orders[vma]
+    start, end = w.vmas.start[vma], w.vmas.end[vma]
+    if service == ZERO_FILL:
+        if pm.state[entry] & STATE == NONE:
+            pr.order[t] = choose_order(pm, slot, start, end, page, orders)
+        elif pm.huge[slot] == HUGE_ZERO:
+            pr.order[t] = PMD_ORDER
+    elif service == ZERO_PAGE_READ and w.rules.use_zero_page and superpage_fits(pm, slot, start, end, page, orders):
+        pr.order[t] = PMD_ORDER
+    elif service == COW and pm.state[entry] & STATE == ANON_RO and is_last_user(pm, entry):
+        service = REUSE
+    pr.service[t] = service
+    advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
+    pr.stage[t] = ALLOC if service == ZERO_FILL or service == COW else INSTALL
+    if service == SHARED_FILL:
+        advance(w, cpu, w.cost.alloc + w.cost.zone_page + w.cost.zero[0])
+    return True
+
+
+@state_kernel
+def is_last_user(pm, entry):  # type: ignore[no-untyped-def]
+    """Whether no other entry than its own block's maps the folio behind `entry`, so that a write may keep it."""
+    pfn = pm.pfn[entry]
+    k = pm.folio_order[pfn]
+    return pm.refs[pfn & ~((1 << k) - 1)] <= 1 << k if k else pm.refs[pfn] == 1
+
+
+@inlined
+def lock_mm(w, cpu, mm):  # type: ignore[no-untyped-def]
+    """The address space's shared line: a per-VMA lock or mmap_lock taken for reading, and the counters beside it."""
+    lock = len(w.buddy.free_pages) + mm
+    now = w.sched.clock_ns[cpu]
+    if w.rules.per_vma:
+        # Readers of one VMA share a counter; nobody waits for an unmap elsewhere.
+        before = w.locks.free_at_ns[lock]
+        w.locks.free_at_ns[lock] = now
+        kept = acquire(w.locks, MM, lock, cpu, now, 0, w.cost.handoff)
+        w.locks.free_at_ns[lock] = before
+        return kept
+    before = w.locks.free_at_ns[lock]
+    kept = acquire(w.locks, MM, lock, cpu, now, 0, 2 * w.cost.handoff)
+    w.locks.free_at_ns[lock] = before  # readers do not shut each other out
+    return kept
+
+
+@inlined
+def advance(w, cpu, ns):  # type: ignore[no-untyped-def]
+    """Charge kernel time to a CPU."""
+    w.sched.clock_ns[cpu] += ns
+    w.total[SYSTEM_NS] += ns
+
+
+@inlined
+def credit(w, t, ns):  # type: ignore[no-untyped-def]
+    """Kernel time that the thread's recorded gaps hold, and that the model charges by itself."""
+    w.progress.credit_ns[t] += ns
+    w.total[CREDIT_NS] += ns
+
+
+@inlined
+def serve(w, cpu, mm, entry):  # type: ignore[no-untyped-def]
+    """The program gets its page: mark it touched, and let it pay for lines that are in no cache."""
+    mark_touched(w.pmap, mm, entry)
+    if w.pmap.state[entry] & COLD:
+        w.pmap.state[entry] &= ~COLD
+        w.sched.clock_ns[cpu] += w.cost.cold_page
+        w.total[COLD_NS] += w.cost.cold_page
+
+
+@state_kernel
+def take_block(w, cpu, k, want_zeroed):  # type: ignore[no-untyped-def]
+    """2**k pages from the CPU's own node, or another; charges the zone lock. Returns (pfn or NO_PFN, zero state)."""
+    nr_zones = len(w.buddy.free_pages)
+    home = cpu * nr_zones // len(w.sched.clock_ns)
+    for i in range(nr_zones):
+        zone = (home + i) % nr_zones
+        pfn, z, moved = pcp_alloc(w.percpu, w.buddy, cpu, zone, k, want_zeroed)
+        if moved:
+            hold = w.cost.zone_page * (moved if k == 0 else 1)
+            advance(w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff))
+        if pfn != NO_PFN:
+            return pfn, z
+    return NO_PFN, UNZEROED
+
+
+@state_kernel
+def free_folio(w, cpu, head):  # type: ignore[no-untyped-def]
+    """Give a folio that nothing maps any more back (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
+    if head == NO_PFN:
+        return
+    k = w.pmap.folio_order[head]
+    zone = zone_of(w.buddy, head)
+    z = UNZEROED
+    if w.rules.init_on_free:
+        z = ZEROED
+        advance(w, cpu, w.cost.zero_temporal[k])
+        w.total[ZEROED_BYTES] += w.rules.page_bytes << k
+    spilled, merged = pcp_free(w.percpu, w.buddy, cpu, zone, head, k, z)
+    if spilled:
+        hold = w.cost.zone_page * (spilled if k == 0 else 1)
+        advance(w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff))
+    if w.rules.scrub:
+        wake_scrub(w.scrub, zone, w.rules.start_order, merged)
+
+
+@state_kernel
+def allocate(w, cpu, t):  # type: ignore[no-untyped-def]
+    """ALLOC: a block of the fault's order, or of the next lower one that memory has. False: out of memory."""
+    pr = w.progress
+    k = pr.order[t]
+    zeros = pr.service[t] == ZERO_FILL
+    pfn, z = take_block(w, cpu, k, zeros)
+    while pfn == NO_PFN and k > 0:
+        k = next_order(w.vma_orders[w.events.vma[w.sched.next_event[t]]], k)
+        pfn, z = take_block(w, cpu, k, zeros)
+    if pfn == NO_PFN:
+        w.total[OUT_OF_MEMORY] = 1
+        return False
+    pr.order[t], pr.pfn[t], pr.zeroed[t] = k, pfn, z
+    advance(w, cpu, w.cost.alloc if k == 0 else w.cost.alloc_large[k])
+    pr.stage[t] = FILL
+    return True
+
+
+@state_kernel
+def fill(w, cpu, t):  # type: ignore[no-untyped-def]
+    """FILL: zero the block unless it came zeroed, or copy one page."""
+    pr = w.progress
+    k = pr.order[t]
+    if pr.service[t] == COW:
+        advance(w, cpu, w.cost.copy_page)
+        w.total[COPIED_BYTES] += w.rules.page_bytes
+    elif pr.zeroed[t] == ZEROED:
+        w.total[HITS] += 1
+    else:
+        w.total[MISSES] += 1
+        advance(w, cpu, w.cost.zero[k])
+        w.total[ZEROED_BYTES] += w.rules.page_bytes << k
+    pr.stage[t] = INSTALL
+
+
+@state_kernel
+def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
+    """INSTALL: map what the fault prepared, under the page table's lock, and let the program have its page."""
+    pm, pr = w.pmap, w.progress
+    page, vma = w.events.page[e], w.events.vma[e]
+    slot = find_slot(pm, mm, page)
+    entry = entry_of(slot, page)
+    service = pr.service[t]
+    lock = len(w.buddy.free_pages) + len(w.mm_users) + slot
+    hold = w.cost.map_page
+    kept = acquire(w.locks, PAGE_TABLE, lock, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff)
+    advance(w, cpu, kept - hold)  # the hold itself is part of `trap`
+    if service == ZERO_FILL:
+        service = install_zero_fill(w, cpu, t, mm, slot, entry)
+    elif service == COW:
+        install_copy(w, cpu, t, mm, slot, entry)
+    elif service == REUSE:
+        state = ANON_RW if pm.state[entry] & STATE == ANON_RO or pm.state[entry] & STATE == ANON_RW else FILE_RW
+        pm.state[entry] = pm.state[entry] & ~STATE | state
+    elif service == ZERO_PAGE_READ:
+        install_zero_page(pm, slot, entry, pr.order[t])
+    elif service == FILE:
+        install_file(w, cpu, t, slot, entry, page, vma, w.events.kind[e])
+    elif service == SHARED_FILL and pm.state[entry] & STATE == NONE:
+        map_pfnless(pm, slot, entry, SHMEM)
+    pm.state[entry] |= FRESH
+    serve(w, cpu, mm, entry)
+    count_fault(w, service, w.sched.clock_ns[cpu] - pr.start_ns[t])
+
+
+@state_kernel
+def install_zero_fill(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
+    """Map a zeroed block, replacing a zero page. Returns the service it came to (SPURIOUS: another thread was first)."""
+    pm, pr = w.pmap, w.progress
+    k, pfn = pr.order[t], pr.pfn[t]
+    first = entry & ~((1 << k) - 1)
+    if pm.state[entry] & STATE == ZERO_PAGE:
+        if k == PMD_ORDER and pm.huge[slot] == HUGE_ZERO:
+            for i in range(first, first + PMD_PAGES):
+                if pm.state[i] & STATE == ZERO_PAGE:
+                    clear_entry(pm, mm, slot, i)
+        else:
+            pm.huge[slot] = NOT_HUGE
+            clear_entry(pm, mm, slot, entry)
+    if not all_none(pm, first, 1 << k):
+        pm.folio_order[pfn] = k
+        free_folio(w, cpu, pfn)
+        return SPURIOUS if pm.state[entry] & STATE != NONE else retry_small(w, cpu, t, mm, slot, entry)
+    cold = COLD if w.rules.cold_in_fault or pr.zeroed[t] == ZEROED else 0
+    map_block(pm, mm, slot, first, pfn, k, ANON_RW | cold)
+    if k == PMD_ORDER:
+        pm.huge[slot] = HUGE_REGION
+        return HUGE
+    return ZERO_FILL
+
+
+@state_kernel
+def retry_small(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
+    """A neighbour was mapped meanwhile, so the block no longer fits: the kernel returns and the touch faults again."""
+    pr = w.progress
+    count_fault(w, SPURIOUS, w.sched.clock_ns[cpu] - pr.start_ns[t])
+    pr.start_ns[t] = w.sched.clock_ns[cpu]
+    pr.order[t] = 0
+    advance(w, cpu, w.cost.trap)
+    if not allocate(w, cpu, t):
+        return SPURIOUS
+    fill(w, cpu, t)
+    cold = COLD if w.rules.cold_in_fault or pr.zeroed[t] == ZEROED else 0
+    map_block(w.pmap, mm, slot, entry, pr.pfn[t], 0, ANON_RW | cold)
+    return ZERO_FILL
+
+
+@state_kernel
+def install_copy(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
+    """Map the copy in place of the page that was shared."""
+    pm = w.pmap
+    if pm.state[entry] & STATE != NONE:
+        free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
+    map_block(pm, mm, slot, entry, w.progress.pfn[t], 0, ANON_RW)
+
+
+@state_kernel
+def install_zero_page(pm, slot, entry, k):  # type: ignore[no-untyped-def]
+    """Map the zero page, or the huge one over the whole region."""
+    if k == PMD_ORDER and pm.nr_mapped[slot] == 0:
+        first = entry & ~(PMD_PAGES - 1)
+        for i in range(first, first + PMD_PAGES):
+            map_pfnless(pm, slot, i, ZERO_PAGE)
+        pm.huge[slot] = HUGE_ZERO
+    elif pm.state[entry] & STATE == NONE:
+        map_pfnless(pm, slot, entry, ZERO_PAGE)
+
+
+@state_kernel
+def install_file(w, cpu, t, slot, entry, page, vma, kind):  # type: ignore[no-untyped-def]
+    """Map a page of a file, and on a read those around it."""
+    pm = w.pmap
+    window = w.rules.window_pages
+    advance(w, cpu, w.cost.file_map + (window - 1) * w.cost.map_page)
+    if pm.state[entry] & STATE != NONE:
+        return
+    map_pfnless(pm, slot, entry, FILE_RW if kind & WRITE else FILE_RO)
+    if kind & WRITE == 0 and window > 1:
+        map_around(pm, slot, w.vmas.start[vma], w.vmas.end[vma], page, window, w.rules.recorded_window_pages)
+
+
+@inlined
+def count_fault(w, service, ns):  # type: ignore[no-untyped-def]
+    """One fault, from trap to return."""
+    w.served[service] += 1
+    w.total[FAULT_NS] += ns
+    w.max_latency_ns[0] = max(w.max_latency_ns[0], ns)
+    w.latency[latency_bin(ns)] += 1
+
+
+@inlined
+def latency_bin(ns):  # type: ignore[no-untyped-def]
+    """The 1/8-octave bin of a latency: 8 * floor(log2) plus the next three bits."""
+    if ns < 8:
+        return max(0, ns)
+    octave = 3
+    while ns >> (octave + 1):
+        octave += 1
+    return min(NR_BINS - 1, octave * 8 + (ns >> (octave - 3)) - 8)

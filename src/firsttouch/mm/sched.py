@@ -1,0 +1,181 @@
+"""CPUs and threads: who runs where, who waits for a CPU, for time, or for another thread.
+
+A thread is READY in one first-in first-out queue, RUNNING on a CPU, SLEEPING until a time, JOINING another thread, or
+DONE. A CPU runs a thread, scrubs free memory, or is idle. A thread that becomes ready takes an idle CPU, its last one if
+it can; else one that scrubs, as soon as that one's block is done; else it queues. With others queued a thread keeps the
+CPU for one quantum.
+
+Invariants:
+  S1  a thread is in exactly one state; RUNNING threads and CPUs that run one correspond one to one
+  S2  no CPU is idle while the queue holds a thread
+
+First form of the scheduler; what it leaves out: docs/deviations.md, "sched".
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firsttouch._jit import state_kernel
+
+NEW, READY, RUNNING, SLEEPING, JOINING, DONE = range(6)
+NOBODY = np.iinfo(np.int32).min
+IDLE, BUSY, SCRUBBING = range(3)
+NEVER_NS = np.iinfo(np.int64).max
+
+# counts[]
+NR_READY, READY_HEAD, NR_TIMERS, LATENCY_NS = range(4)
+
+
+class Sched(NamedTuple):
+    """Threads and CPUs. Times are int64 nanoseconds."""
+
+    state: NDArray[np.uint8]  # [thread]
+    next_event: NDArray[np.int64]  # [thread]
+    last_cpu: NDArray[np.int32]  # [thread] or NOBODY
+    first_joiner: NDArray[np.int32]  # [thread] who waits for its end, or NOBODY
+    next_joiner: NDArray[np.int32]  # [thread] the next who waits for the same
+    queue: NDArray[np.int32]  # [thread] ring of ready threads
+    timer_ns: NDArray[np.int64]  # binary heap, counts[NR_TIMERS] long
+    timer_thread: NDArray[np.int32]  # the same
+    activity: NDArray[np.uint8]  # [cpu] IDLE, BUSY, SCRUBBING
+    clock_ns: NDArray[np.int64]  # [cpu]
+    thread: NDArray[np.int32]  # [cpu] or NOBODY
+    slice_end_ns: NDArray[np.int64]  # [cpu]
+    counts: NDArray[np.int64]
+
+
+def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64]) -> Sched:
+    """Idle CPUs, and threads that have not begun."""
+    return Sched(
+        state=np.zeros(nr_threads, np.uint8),
+        next_event=first_event.astype(np.int64),
+        last_cpu=np.full(nr_threads, NOBODY, np.int32),
+        first_joiner=np.full(nr_threads, NOBODY, np.int32),
+        next_joiner=np.full(nr_threads, NOBODY, np.int32),
+        queue=np.zeros(nr_threads, np.int32),
+        timer_ns=np.zeros(nr_threads, np.int64),
+        timer_thread=np.zeros(nr_threads, np.int32),
+        activity=np.zeros(nr_cpus, np.uint8),
+        clock_ns=np.zeros(nr_cpus, np.int64),
+        thread=np.full(nr_cpus, NOBODY, np.int32),
+        slice_end_ns=np.zeros(nr_cpus, np.int64),
+        counts=np.zeros(4, np.int64),
+    )
+
+
+@state_kernel
+def wake(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+    """A thread can run from `now_ns` on: give it a CPU, or queue it."""
+    best = NOBODY
+    last = s.last_cpu[thread]
+    if last != NOBODY and s.activity[last] == IDLE:
+        best = last
+    for cpu in range(len(s.activity)):
+        if best == NOBODY and s.activity[cpu] == IDLE:
+            best = cpu
+    if best == NOBODY:
+        for cpu in range(len(s.activity)):
+            if s.activity[cpu] == SCRUBBING and (best == NOBODY or s.clock_ns[cpu] < s.clock_ns[best]):
+                best = cpu
+        if best != NOBODY:
+            s.counts[LATENCY_NS] += max(0, s.clock_ns[best] - now_ns)
+    if best == NOBODY:
+        s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
+        s.counts[NR_READY] += 1
+        s.state[thread] = READY
+    else:
+        run_on(s, best, thread, max(now_ns, s.clock_ns[best]), quantum_ns)
+
+
+@state_kernel
+def run_on(s, cpu, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+    """Let `cpu` run `thread` from `now_ns` on."""
+    s.activity[cpu] = BUSY
+    s.thread[cpu] = thread
+    s.clock_ns[cpu] = now_ns
+    s.slice_end_ns[cpu] = now_ns + quantum_ns
+    s.state[thread] = RUNNING
+    s.last_cpu[thread] = cpu
+
+
+@state_kernel
+def leave_cpu(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
+    """The thread on `cpu` has stopped running: take the next of the queue, or go idle."""
+    s.thread[cpu] = NOBODY
+    s.activity[cpu] = IDLE
+    if s.counts[NR_READY] > 0:
+        thread = s.queue[s.counts[READY_HEAD]]
+        s.counts[READY_HEAD] = (s.counts[READY_HEAD] + 1) % len(s.queue)
+        s.counts[NR_READY] -= 1
+        run_on(s, cpu, thread, s.clock_ns[cpu], quantum_ns)
+
+
+@state_kernel
+def preempt(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
+    """The quantum is over and others wait: to the end of the queue."""
+    thread = s.thread[cpu]
+    s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
+    s.counts[NR_READY] += 1
+    s.state[thread] = READY
+    leave_cpu(s, cpu, quantum_ns)
+
+
+@state_kernel
+def add_timer(s, thread, at_ns):  # type: ignore[no-untyped-def]
+    """The thread sleeps until `at_ns`."""
+    s.state[thread] = SLEEPING
+    i = s.counts[NR_TIMERS]
+    s.counts[NR_TIMERS] += 1
+    while i > 0 and s.timer_ns[(i - 1) >> 1] > at_ns:
+        s.timer_ns[i] = s.timer_ns[(i - 1) >> 1]
+        s.timer_thread[i] = s.timer_thread[(i - 1) >> 1]
+        i = (i - 1) >> 1
+    s.timer_ns[i] = at_ns
+    s.timer_thread[i] = thread
+
+
+@state_kernel
+def pop_timer(s):  # type: ignore[no-untyped-def]
+    """Remove and return the thread that wakes first."""
+    thread = s.timer_thread[0]
+    s.counts[NR_TIMERS] -= 1
+    nr = s.counts[NR_TIMERS]
+    at_ns = s.timer_ns[nr]
+    last = s.timer_thread[nr]
+    i = 0
+    while 2 * i + 1 < nr:
+        child = 2 * i + 1
+        if child + 1 < nr and s.timer_ns[child + 1] < s.timer_ns[child]:
+            child += 1
+        if s.timer_ns[child] >= at_ns:
+            break
+        s.timer_ns[i] = s.timer_ns[child]
+        s.timer_thread[i] = s.timer_thread[child]
+        i = child
+    s.timer_ns[i] = at_ns
+    s.timer_thread[i] = last
+    return thread
+
+
+@state_kernel
+def join(s, thread, other):  # type: ignore[no-untyped-def]
+    """Wait for the end of `other`; return whether there is anything to wait for."""
+    if s.state[other] == DONE or other == thread:
+        return False
+    s.state[thread] = JOINING
+    s.next_joiner[thread] = s.first_joiner[other]
+    s.first_joiner[other] = thread
+    return True
+
+
+@state_kernel
+def end_thread(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+    """The thread is done: whoever waits for it may run."""
+    s.state[thread] = DONE
+    joiner = s.first_joiner[thread]
+    while joiner != NOBODY:
+        after = s.next_joiner[joiner]
+        wake(s, joiner, now_ns, quantum_ns)
+        joiner = after

@@ -1,0 +1,556 @@
+"""The event loop: a workload on a machine under a policy comes to an outcome.
+
+**The step rule.** The CPU whose clock is earliest goes next, and goes on only while no other CPU, and no timer, is
+earlier: to the end of an event, or of a fault's stage. So a lock is never taken in the future of a CPU that would ask for
+it sooner. With one busy CPU nothing else is earlier, and it runs through its events without going back to the queue.
+
+**Recorded gaps.** The time between two recorded touches holds what the kernel did for the first. That part is charged
+anew under the policy, so it is taken off the gap: a thread's `credit_ns` is kernel time already in its recording that the
+model has charged by itself. What a gap cannot cover is carried to the next.
+
+**Idle time** belongs to the scrubber, where the policy has one: a CPU that nobody wants zeroes one block after another
+until there is nothing left to zero, and gives way at the end of a block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from firsttouch._jit import inlined, state_kernel
+from firsttouch._packed import packed
+from firsttouch.errors import FirsttouchError
+from firsttouch.machine import Machine
+from firsttouch.mm.buddy import NO_PFN, ZEROED
+from firsttouch.mm.fault import (
+    advance,
+    credit,
+    entry_of,
+    free_folio,
+    take_block,
+    touch,
+)
+from firsttouch.mm.locks import CLASSES, MM
+from firsttouch.mm.outcome import Disturbances, Latency, Outcome
+from firsttouch.mm.pmap import (
+    ANON_RW,
+    COLD,
+    NEAR,
+    NO_SLOT,
+    NONE,
+    PEAK_PAGES,
+    SLOTS_FULL,
+    STATE,
+    TOUCHED,
+    UNTOUCHED_PAGES,
+    clear_entry,
+    find_slot,
+    fork_tables,
+    map_block,
+    move_entry,
+    need_slot,
+    release_slot,
+)
+from firsttouch.mm.pmap import HUGE as HUGE_REGION
+from firsttouch.mm.sched import (
+    IDLE,
+    LATENCY_NS,
+    NEVER_NS,
+    NOBODY,
+    NR_READY,
+    NR_TIMERS,
+    SCRUBBING,
+    add_timer,
+    end_thread,
+    join,
+    leave_cpu,
+    pop_timer,
+    preempt,
+    wake,
+)
+from firsttouch.mm.scrub import count_scrubbed, give, sleep_scrub, take, wants
+from firsttouch.mm.superpage import choose_order, next_order
+from firsttouch.mm.world import (
+    COLD_NS,
+    COPIED_BYTES,
+    CREDIT_NS,
+    FAULT_NS,
+    HITS,
+    MISSES,
+    NEXT_SUPPLY_NS,
+    NR_SUPPLY,
+    NR_SUPPLY_POINTS,
+    OUT_OF_MEMORY,
+    POPULATED_PAGES,
+    SCRUB_NS,
+    SERVICES,
+    SUPPLY_STEP_NS,
+    SYSTEM_NS,
+    THINK_NS,
+    WALL_NS,
+    ZEROED_BYTES,
+    World,
+    make_world,
+)
+from firsttouch.policy import Policy
+from firsttouch.units import PMD_ORDER, PMD_PAGES
+from firsttouch.workload import (
+    ANON,
+    EXEC,
+    EXIT,
+    FORK,
+    JOIN,
+    MAP,
+    MOVE,
+    NORESERVE,
+    POPULATE,
+    SHARED,
+    SHMEM,
+    SLEEP,
+    STACK,
+    TOUCH,
+    UNMAP,
+    WRITABLE,
+    YIELD,
+    Workload,
+)
+
+THINK, START = 0, 1  # stages of an event; a touch goes on with those of fault.py
+
+MIN_SLOTS = 1024
+SUPPLY_FIRST_STEP_NS = 1_000_000
+
+
+@state_kernel
+def run(w):  # type: ignore[no-untyped-def]
+    """Replay all events."""
+    s = w.sched
+    for t in range(len(s.state)):
+        if w.threads.parent[t] < 0:
+            w.mm_users[w.threads.mm[t]] += 1
+            add_timer(s, t, w.threads.start_ns[t])
+    w.total[SUPPLY_STEP_NS] = SUPPLY_FIRST_STEP_NS
+    while w.total[OUT_OF_MEMORY] == 0 and w.pmap.counts[SLOTS_FULL] == 0:
+        cpu, first_ns, second_ns = earliest(s)
+        timer_ns = s.timer_ns[0] if s.counts[NR_TIMERS] else NEVER_NS
+        if timer_ns <= first_ns:
+            if timer_ns == NEVER_NS:
+                break
+            wake(s, pop_timer(s), timer_ns, w.rules.quantum_ns)
+        elif s.activity[cpu] == SCRUBBING:
+            scrub_step(w, cpu)
+        else:
+            land(w, cpu)
+            run_thread(w, cpu, min(second_ns, timer_ns))
+        if w.rules.scrub:
+            let_idle_scrub(w)
+            sample_supply(w, min(first_ns, timer_ns))
+
+
+@inlined
+def earliest(s):  # type: ignore[no-untyped-def]
+    """The CPU that is not idle and has the earliest clock, that clock, and the second earliest."""
+    cpu, first_ns, second_ns = NOBODY, NEVER_NS, NEVER_NS
+    for i in range(len(s.activity)):
+        if s.activity[i] != IDLE:
+            ns = s.clock_ns[i]
+            if ns < first_ns:
+                cpu, first_ns, second_ns = i, ns, first_ns
+            elif ns < second_ns:
+                second_ns = ns
+    return cpu, first_ns, second_ns
+
+
+@state_kernel
+def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
+    """Run the thread on `cpu` until its clock is past `limit_ns`, its quantum is over, or it leaves the CPU."""
+    s, pr = w.sched, w.progress
+    t = s.thread[cpu]
+    while s.clock_ns[cpu] <= limit_ns:
+        if s.counts[NR_READY] and s.clock_ns[cpu] >= s.slice_end_ns[cpu]:
+            preempt(s, cpu, w.rules.quantum_ns)
+            return
+        e = s.next_event[t]
+        if pr.stage[t] == THINK:
+            if pr.think_ns[t] == 0:
+                pr.think_ns[t] = gap(w, t, e)
+            if not think(w, cpu, t, limit_ns):
+                continue
+            pr.stage[t] = START
+            pr.step[t] = w.events.page[e]
+            if s.clock_ns[cpu] > limit_ns:
+                return
+        if w.events.op[e] == TOUCH:
+            if touch(w, cpu, t, e, limit_ns):
+                pr.stage[t] = THINK
+                s.next_event[t] = e + 1
+            if w.total[OUT_OF_MEMORY] or w.pmap.counts[SLOTS_FULL]:
+                return
+        elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] == FORK:
+            return  # another CPU may have come to life, with a clock that is now the limit
+
+
+@inlined
+def gap(w, t, e):  # type: ignore[no-untyped-def]
+    """Time to think before event `e`: the recorded gap, less kernel time in it that the model charges by itself."""
+    pr = w.progress
+    if w.rules.recorded and (w.events.op[e] == EXIT or w.events.op[e] == EXEC) and w.mm_users[pr.mm[t]] == 1:
+        credit(w, t, w.pmap.touched[pr.mm[t]] * w.cost.unmap_page)
+    think_ns = w.events.think_ns[e]
+    taken = min(think_ns, pr.credit_ns[t])
+    pr.credit_ns[t] -= taken
+    return think_ns - taken
+
+
+@inlined
+def think(w, cpu, t, limit_ns):  # type: ignore[no-untyped-def]
+    """Compute, up to just past `limit_ns` or the end of the quantum; return whether the thread is done with it."""
+    s, pr = w.sched, w.progress
+    now = s.clock_ns[cpu]
+    until = now + pr.think_ns[t]
+    if s.counts[NR_READY]:
+        until = min(until, max(now, s.slice_end_ns[cpu]))
+    if until > limit_ns:
+        until = max(now, min(until, limit_ns + 1))
+    s.clock_ns[cpu] = until
+    pr.think_ns[t] -= until - now
+    w.total[THINK_NS] += until - now
+    return pr.think_ns[t] == 0
+
+
+@state_kernel
+def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
+    """Do (or go on with) an event that is not a touch. False if the thread left the CPU."""
+    op = w.events.op[e]
+    s, pr = w.sched, w.progress
+    if op == UNMAP:
+        if unmap_step(w, cpu, t, e):
+            done(w, t, e)
+    elif op == MAP or op == POPULATE:
+        if populate_step(w, cpu, t, e, op):
+            done(w, t, e)
+    elif op == MOVE:
+        if move_step(w, cpu, t, e):
+            done(w, t, e)
+    elif op == YIELD:
+        done(w, t, e)
+    elif op == FORK:
+        fork(w, cpu, t, w.events.arg[e])
+        done(w, t, e)
+    elif op == SLEEP:
+        done(w, t, e)
+        add_timer(s, t, s.clock_ns[cpu] + w.events.page[e])
+        leave_cpu(s, cpu, w.rules.quantum_ns)
+        return False
+    elif op == JOIN:
+        done(w, t, e)
+        if join(s, t, w.events.arg[e]):
+            leave_cpu(s, cpu, w.rules.quantum_ns)
+            return False
+    else:  # EXEC, EXIT: the last thread of an address space takes it down
+        mm = pr.mm[t]
+        if w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):
+            return True
+        w.mm_users[mm] -= 1
+        if op == EXEC:
+            pr.mm[t] = w.events.arg[e]
+            w.mm_users[pr.mm[t]] += 1
+            done(w, t, e)
+        else:
+            w.total[WALL_NS] = max(w.total[WALL_NS], s.clock_ns[cpu])
+            end_thread(s, t, s.clock_ns[cpu], w.rules.quantum_ns)
+            leave_cpu(s, cpu, w.rules.quantum_ns)
+            return False
+    return True
+
+
+@state_kernel
+def done(w, t, e):  # type: ignore[no-untyped-def]
+    """Event `e` is over."""
+    w.progress.stage[t] = THINK
+    w.sched.next_event[t] = e + 1
+
+
+@state_kernel
+def unmap_range(w, cpu, mm, first, last):  # type: ignore[no-untyped-def]
+    """Unmap pages of one region; return how many a base-page kernel would have had mapped."""
+    pm = w.pmap
+    slot = find_slot(pm, mm, first)
+    if slot == NO_SLOT or pm.nr_mapped[slot] == 0:
+        return 0
+    touched = pm.touched[mm]
+    ns = 0
+    for page in range(first, last):
+        entry = entry_of(slot, page)
+        if pm.state[entry] & STATE == NONE:
+            continue
+        pfn = pm.pfn[entry]
+        ns += w.cost.unmap_share[pm.folio_order[pfn]] if pfn != NO_PFN else w.cost.unmap_page
+        free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
+    advance(w, cpu, ns)
+    return touched - pm.touched[mm]
+
+
+@state_kernel
+def unmap_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
+    """UNMAP, one region a step. The recording holds what unmapping base pages took: that is credited."""
+    pr = w.progress
+    mm, first, end = pr.mm[t], pr.step[t], w.events.end[e]
+    last = min(end, (first | (PMD_PAGES - 1)) + 1)
+    before = w.sched.clock_ns[cpu]
+    if first < last:
+        nr_touched = unmap_range(w, cpu, mm, first, last)
+        if w.rules.recorded:
+            credit(w, t, nr_touched * w.cost.unmap_page)
+    if not w.rules.per_vma:  # mmap_lock is held for writing
+        lock = len(w.buddy.free_pages) + mm
+        w.locks.free_at_ns[lock] = max(w.locks.free_at_ns[lock], w.sched.clock_ns[cpu])
+        w.locks.hold_ns[MM] += w.sched.clock_ns[cpu] - before
+    pr.step[t] = last
+    return last >= end
+
+
+@state_kernel
+def teardown_step(w, cpu, t, mm):  # type: ignore[no-untyped-def]
+    """Unmap one region of an address space that ends; return whether all are gone."""
+    pr = w.progress
+    region = pr.step[t]
+    while region < w.pmap.nr_regions[mm]:
+        if w.pmap.slot[w.pmap.table[mm] + region] != NO_SLOT:
+            unmap_range(w, cpu, mm, region << PMD_ORDER, (region + 1) << PMD_ORDER)
+            release_slot(w.pmap, mm, region)
+            pr.step[t] = region + 1
+            return False
+        region += 1
+    return True
+
+
+@state_kernel
+def populate_step(w, cpu, t, e, op):  # type: ignore[no-untyped-def]
+    """MAP under `populate`, or the program's own POPULATE: map what is not mapped, one block a step, without faults."""
+    pr, pm = w.progress, w.pmap
+    v = w.events.vma[e]
+    page, end = pr.step[t], w.events.end[e]
+    wanted = w.vmas.flags[v] & (ANON | WRITABLE | SHARED | SHMEM | STACK | NORESERVE) == ANON | WRITABLE
+    if (op == MAP and not w.rules.populate) or not wanted or page >= end:
+        return True
+    if page == w.events.page[e] and op == MAP:
+        advance(w, cpu, w.cost.syscall)
+    mm = pr.mm[t]
+    slot = need_slot(pm, mm, page)
+    if slot == NO_SLOT:
+        return True
+    entry = entry_of(slot, page)
+    if pm.state[entry] & STATE != NONE:
+        pr.step[t] = page + 1
+        return False
+    k = choose_order(pm, slot, w.vmas.start[v], w.vmas.end[v], page, w.vma_orders[v])
+    pfn, z = take_block(w, cpu, k, True)
+    while pfn == NO_PFN and k > 0:
+        k = next_order(w.vma_orders[v], k)
+        pfn, z = take_block(w, cpu, k, True)
+    if pfn == NO_PFN:
+        w.total[OUT_OF_MEMORY] = 1
+        return True
+    advance(w, cpu, w.cost.populate_page if k == 0 else w.cost.alloc_large[k])
+    if z == ZEROED:
+        w.total[HITS] += 1
+    else:
+        w.total[MISSES] += 1
+        w.total[ZEROED_BYTES] += w.rules.page_bytes << k
+        advance(w, cpu, w.cost.zero[k])
+    # The program's own populating happened in the recording too: a recorded touch of such a page did fault.
+    state = ANON_RW | (COLD if z == ZEROED else 0) | (NEAR if op == POPULATE else 0)
+    map_block(pm, mm, slot, entry & ~((1 << k) - 1), pfn, k, state)
+    if k == PMD_ORDER:
+        pm.huge[slot] = HUGE_REGION
+    w.total[POPULATED_PAGES] += 1 << k
+    pr.step[t] = (page & ~((1 << k) - 1)) + (1 << k)
+    return False
+
+
+@state_kernel
+def move_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
+    """mremap, one page a step where something is mapped: its entry goes to the same offset at the new place."""
+    pr, pm = w.progress, w.pmap
+    mm, page, end = pr.mm[t], pr.step[t], w.events.end[e]
+    while page < end:
+        source = find_slot(pm, mm, page)
+        if source == NO_SLOT or pm.nr_mapped[source] == 0:
+            page = min(end, (page | (PMD_PAGES - 1)) + 1)
+            continue
+        entry = entry_of(source, page)
+        if pm.state[entry] & STATE != NONE:
+            to = w.events.arg[e] + page - w.events.page[e]
+            target = need_slot(pm, mm, to)
+            if target == NO_SLOT:
+                return True
+            other = entry_of(target, to)
+            if pm.state[other] & STATE != NONE:
+                free_folio(w, cpu, clear_entry(pm, mm, target, other))
+            move_entry(pm, source, entry, target, other)
+        page += 1
+    pr.step[t] = page
+    return True
+
+
+@state_kernel
+def fork(w, cpu, t, child):  # type: ignore[no-untyped-def]
+    """A new thread, in this address space or a copy of it. The copying itself is in the recorded gap."""
+    parent_mm, child_mm = w.progress.mm[t], w.threads.mm[child]
+    w.mm_users[child_mm] += 1
+    if child_mm != parent_mm:
+        fork_tables(w.pmap, parent_mm, child_mm)
+    wake(w.sched, child, w.sched.clock_ns[cpu], w.rules.quantum_ns)
+
+
+@state_kernel
+def let_idle_scrub(w):  # type: ignore[no-untyped-def]
+    """Put idle CPUs to scrubbing where a zone's scrubber is awake."""
+    s = w.sched
+    for zone in range(len(w.buddy.free_pages)):
+        if w.scrub.awake[zone] == 0:
+            continue
+        now = busy_clock(s)
+        for cpu in range(len(s.activity)):
+            if s.activity[cpu] == IDLE and wants(w.buddy, zone, w.rules.stop_order):
+                s.activity[cpu] = SCRUBBING
+                s.clock_ns[cpu] = max(s.clock_ns[cpu], now)
+                w.flying[cpu, 0] = NO_PFN
+                w.flying[cpu, 2] = zone
+                break
+
+
+@state_kernel
+def busy_clock(s):  # type: ignore[no-untyped-def]
+    """The earliest clock of a CPU that is not idle: nothing before it can still happen."""
+    _, first_ns, _ = earliest(s)
+    if first_ns == NEVER_NS:
+        return s.timer_ns[0] if s.counts[NR_TIMERS] else 0
+    return first_ns
+
+
+@state_kernel
+def land(w, cpu):  # type: ignore[no-untyped-def]
+    """The block that `cpu` was scrubbing is zeroed: put it on its list."""
+    if w.flying[cpu, 0] != NO_PFN:
+        give(w.buddy, w.flying[cpu, 2], w.flying[cpu, 0], w.flying[cpu, 1])
+        w.flying[cpu, 0] = NO_PFN
+
+
+@state_kernel
+def scrub_step(w, cpu):  # type: ignore[no-untyped-def]
+    """Finish a block and begin the next; go idle when none is left."""
+    s = w.sched
+    land(w, cpu)
+    zone = w.flying[cpu, 2]
+    pfn, k = take(w.buddy, zone, w.rules.stop_order)
+    if pfn == NO_PFN:
+        sleep_scrub(w.scrub, zone)
+        s.activity[cpu] = IDLE
+        return
+    w.flying[cpu, 0], w.flying[cpu, 1] = pfn, k
+    s.clock_ns[cpu] += w.cost.scrub[k]
+    w.total[SCRUB_NS] += w.cost.scrub[k]
+    count_scrubbed(w.scrub, zone, w.rules.page_bytes << k)
+
+
+@state_kernel
+def sample_supply(w, now_ns):  # type: ignore[no-untyped-def]
+    """Keep zeroed free memory against time; when the table is full, keep every second point and double the step."""
+    tot = w.total
+    if now_ns < tot[NEXT_SUPPLY_NS]:
+        return
+    if tot[NR_SUPPLY] == NR_SUPPLY_POINTS:
+        for i in range(NR_SUPPLY_POINTS // 2):
+            w.supply[i, 0], w.supply[i, 1] = w.supply[2 * i, 0], w.supply[2 * i, 1]
+        tot[NR_SUPPLY] = NR_SUPPLY_POINTS // 2
+        tot[SUPPLY_STEP_NS] *= 2
+    w.supply[tot[NR_SUPPLY], 0] = now_ns
+    w.supply[tot[NR_SUPPLY], 1] = w.buddy.zero_pages.sum() * w.rules.page_bytes
+    tot[NR_SUPPLY] += 1
+    tot[NEXT_SUPPLY_NS] = now_ns + tot[SUPPLY_STEP_NS]
+
+
+def simulate(workload: Workload, machine: Machine, policy: Policy) -> Outcome:
+    """Replay `workload` on `machine` under `policy`. Deterministic; takes no clock, no randomness.
+
+    Raises FirsttouchError when the machine's pages are not the workload's, or it lacks a cost that the policy needs. A
+    workload larger than memory is an outcome (`out_of_memory`), not an error: its counters end where memory did.
+    """
+    if workload.page_bytes != machine.page_bytes:
+        raise FirsttouchError(
+            f"{workload.name} has pages of {workload.page_bytes} bytes, machine {machine.name} of {machine.page_bytes}",
+            "choose a machine with the recording's page size: firsttouch machines",
+        )
+    return outcome_of(replay(workload, machine, policy), workload, policy)
+
+
+def replay(workload: Workload, machine: Machine, policy: Policy) -> World:
+    """The state after the last event. Page tables begin small and are made anew, larger, if they do not suffice."""
+    nr_regions = int(workload.mm_regions.sum())
+    nr_slots = min(nr_regions, max(MIN_SLOTS, 2 * int(workload.mm_regions.max(initial=1))))
+    while True:
+        world = make_world(workload, machine, policy, max(1, nr_slots))
+        run(packed(world))
+        if not world.pmap.counts[SLOTS_FULL]:
+            return world
+        nr_slots = min(nr_regions, 4 * nr_slots)
+
+
+def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
+    """The counters of a world that has run, in the terms of the product."""
+    total = [int(value) for value in w.total]
+    faults = [int(value) for value in w.served]
+    mapped_untouched = int(((w.pmap.state & STATE == ANON_RW) & (w.pmap.state & TOUCHED == 0)).sum())
+    page_bytes = workload.page_bytes
+    ahead_bytes = int(w.scrub.zeroed_bytes.sum())
+    user_ns, system_ns = total[THINK_NS] + total[COLD_NS], total[SYSTEM_NS]
+    if w.rules.recorded:
+        # Gaps hold user and kernel time; how much of each is known of the recording as a whole.
+        user_ns = workload.user_ns + total[COLD_NS]
+        system_ns = max(0, workload.system_ns - total[CREDIT_NS]) + total[SYSTEM_NS]
+    return Outcome(
+        policy=policy.name,
+        available=policy.available,
+        apply=policy.apply,
+        faults=sum(faults),
+        faults_by_kind=dict(zip(SERVICES, faults, strict=True)),
+        fault_ns=total[FAULT_NS],
+        user_ns=user_ns,
+        system_ns=system_ns,
+        wall_ns=total[WALL_NS],
+        background_ns=total[SCRUB_NS],
+        peak_bytes=int(w.pmap.counts[PEAK_PAGES]) * page_bytes,
+        untouched_bytes=(int(w.pmap.counts[UNTOUCHED_PAGES]) + mapped_untouched) * page_bytes,
+        zeroed_hits=total[HITS],
+        zeroed_misses=total[MISSES],
+        lock_wait_ns={name: int(ns) for name, ns in zip(CLASSES, w.locks.wait_ns, strict=True)},
+        latency=latency_of(w),
+        zeroed_in_fault_bytes=total[ZEROED_BYTES],
+        zeroed_ahead_bytes=ahead_bytes,
+        copied_bytes=total[COPIED_BYTES],
+        disturbances=Disturbances(
+            wakeups=int(w.scrub.nr_wakeups.sum()),
+            sched_latency_ns=int(w.sched.counts[LATENCY_NS]),
+            bus_bytes=ahead_bytes,
+            lines_displaced=0 if policy.zero.scrub_method == "nontemporal" else ahead_bytes // 64,
+        ),
+        out_of_memory=bool(total[OUT_OF_MEMORY]),
+        supply=[(int(t), int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],
+    )
+
+
+def latency_of(w: World) -> Latency:
+    """Percentiles of the fault latencies: the upper edge of the bin they fall in."""
+    counts = np.cumsum(w.latency)
+    longest = int(w.max_latency_ns[0])
+
+    def percentile(ratio: float) -> int:
+        if counts[-1] == 0:
+            return 0
+        at = int(np.searchsorted(counts, ratio * counts[-1]))
+        octave, eighth = divmod(at, 8)
+        edge = at + 1 if at < 8 else (9 + eighth) << (octave - 3)
+        return min(edge, longest)
+
+    return Latency(percentile(0.5), percentile(0.9), percentile(0.99), longest)

@@ -1,0 +1,163 @@
+"""Everything a simulation holds, in one tuple of tuples that kernels pass along.
+
+Each mechanism owns one part and says in its own file what it means. What belongs to none is here: the progress of each
+thread through its current event, the rules of the policy as plain numbers, and the counters of the outcome.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firsttouch.machine import Machine
+from firsttouch.mm.buddy import UNZEROED, ZEROED, Buddy, make_buddy
+from firsttouch.mm.costs import CostTable, cost_table
+from firsttouch.mm.locks import Locks, make_locks
+from firsttouch.mm.percpu import Percpu, make_percpu
+from firsttouch.mm.pmap import Pmap, make_pmap
+from firsttouch.mm.sched import Sched, make_sched
+from firsttouch.mm.scrub import Scrub, make_scrub
+from firsttouch.mm.superpage import allowed_orders
+from firsttouch.policy import Policy
+from firsttouch.workload import Events, Threads, Vmas, Workload
+
+# Services: what a fault turns out to be. The first NR_SERVICES - 1 are counted in faults_by_kind.
+ZERO_FILL, HUGE, ZERO_PAGE_READ, COW, REUSE, FILE, SHARED_FILL, SPURIOUS, NO_FAULT = range(9)
+SERVICES = ("zero_fill", "huge", "zero_page", "cow", "reuse", "file", "shared", "spurious")
+
+# total[]
+(FAULT_NS, THINK_NS, COLD_NS, CREDIT_NS, SYSTEM_NS, SCRUB_NS, HITS, MISSES, ZEROED_BYTES, COPIED_BYTES,
+ OUT_OF_MEMORY, POPULATED_PAGES, WALL_NS, NR_SUPPLY, NEXT_SUPPLY_NS, SUPPLY_STEP_NS) = range(16)  # fmt: skip
+NR_TOTALS = SUPPLY_STEP_NS + 1
+
+NR_BINS = 64 * 8
+NR_SUPPLY_POINTS = 512
+
+
+class Rules(NamedTuple):
+    """The policy's choices and the workload's conditions, as numbers."""
+
+    recorded: bool  # events are a recording: faults, unmaps and their costs are relative to it
+    use_zero_page: bool
+    window_pages: int  # fault-around
+    recorded_window_pages: int
+    populate: bool
+    per_vma: bool
+    scrub: bool
+    start_order: int
+    stop_order: int
+    init_on_free: bool
+    cold_in_fault: bool  # the fault zeroes past the caches
+    quantum_ns: int
+    page_bytes: int
+
+
+class Progress(NamedTuple):
+    """Where each thread is in its current event."""
+
+    stage: NDArray[np.uint8]  # [thread] of the event: see simulate.THINK .. and fault.ENTER ..
+    think_ns: NDArray[np.int64]  # [thread] left to think
+    credit_ns: NDArray[
+        np.int64
+    ]  # [thread] kernel time inside recorded gaps that is charged anew, still to be taken off
+    step: NDArray[np.int64]  # [thread] page that an event over a range has come to
+    mm: NDArray[np.int32]  # [thread] address space
+    service: NDArray[np.uint8]  # [thread] of the fault
+    order: NDArray[np.int8]  # [thread] of the fault's block
+    pfn: NDArray[np.int32]  # [thread] of the fault's block
+    zeroed: NDArray[np.uint8]  # [thread] whether that came zeroed
+    start_ns: NDArray[np.int64]  # [thread] when the fault trapped
+
+
+class World(NamedTuple):
+    """One simulation."""
+
+    buddy: Buddy
+    percpu: Percpu
+    pmap: Pmap
+    locks: Locks
+    sched: Sched
+    scrub: Scrub
+    events: Events
+    threads: Threads
+    vmas: Vmas
+    vma_orders: NDArray[np.int32]  # [vma] bits of the orders it may use
+    progress: Progress
+    mm_users: NDArray[np.int32]  # [mm] threads in it
+    flying: NDArray[np.int32]  # [cpu, (pfn, order, zone)] block that the CPU is scrubbing, or NO_PFN
+    cost: CostTable
+    rules: Rules
+    total: NDArray[np.int64]
+    served: NDArray[np.int64]  # [service] faults
+    latency: NDArray[np.int64]  # [bin] faults, 1/8 octave a bin
+    max_latency_ns: NDArray[np.int64]  # [1]
+    supply: NDArray[np.int64]  # [point, (t_ns, zeroed free bytes)]
+
+
+def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: int) -> World:
+    """The state before the first event. `nr_slots`: regions that may be in use at one time.
+
+    With a scrubber all free memory begins zeroed: the machine was idle before the program began.
+    """
+    node_pages = machine.memory_bytes // machine.page_bytes // machine.nr_nodes
+    zeroed_ahead = policy.zero.scrub != "none" or policy.zero.init_on_free
+    buddy = make_buddy([node_pages] * machine.nr_nodes, zeroed=zeroed_ahead)
+    threads = workload.threads
+    nr_threads, nr_mms = len(threads.first), len(workload.mm_regions)
+    recorded = workload.recorded_level != ""
+    return World(
+        buddy=buddy,
+        percpu=make_percpu(
+            buddy,
+            machine.nr_cpus,
+            batch_pages=policy.percpu.batch_pages,
+            has_zeroed=zeroed_ahead,
+            page_bytes=machine.page_bytes,
+        ),
+        pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
+        locks=make_locks(machine.nr_nodes + nr_mms + nr_slots),
+        sched=make_sched(nr_threads, machine.nr_cpus, threads.first),
+        scrub=make_scrub(machine.nr_nodes),
+        events=workload.events,
+        threads=threads,
+        vmas=workload.vmas,
+        vma_orders=allowed_orders(policy.superpage, workload.vmas.flags),
+        progress=Progress(
+            stage=np.zeros(nr_threads, np.uint8),
+            think_ns=np.zeros(nr_threads, np.int64),
+            credit_ns=np.zeros(nr_threads, np.int64),
+            step=np.zeros(nr_threads, np.int64),
+            mm=threads.mm.copy(),
+            service=np.zeros(nr_threads, np.uint8),
+            order=np.zeros(nr_threads, np.int8),
+            pfn=np.zeros(nr_threads, np.int32),
+            zeroed=np.zeros(nr_threads, np.uint8),
+            start_ns=np.zeros(nr_threads, np.int64),
+        ),
+        mm_users=np.zeros(nr_mms, np.int32),
+        flying=np.full((machine.nr_cpus, 3), np.iinfo(np.int32).min, np.int32),
+        cost=cost_table(machine, policy, workload.lines_touched, workload.recorded_level),
+        rules=Rules(
+            recorded=recorded,
+            use_zero_page=policy.superpage.use_zero_page,
+            window_pages=max(1, policy.fault_ahead.fault_around_bytes // machine.page_bytes),
+            recorded_window_pages=max(1, workload.recorded_fault_around_bytes // machine.page_bytes),
+            populate=policy.fault_ahead.populate,
+            per_vma=policy.locks.per_vma,
+            scrub=policy.zero.scrub != "none",
+            start_order=policy.zero.scrub_start_order,
+            stop_order=policy.zero.scrub_stop_order,
+            init_on_free=policy.zero.init_on_free,
+            cold_in_fault=policy.zero.method == "nontemporal",
+            quantum_ns=policy.sched.quantum_ns,
+            page_bytes=machine.page_bytes,
+        ),
+        total=np.zeros(NR_TOTALS, np.int64),
+        served=np.zeros(len(SERVICES), np.int64),
+        latency=np.zeros(NR_BINS, np.int64),
+        max_latency_ns=np.zeros(1, np.int64),
+        supply=np.zeros((NR_SUPPLY_POINTS, 2), np.int64),
+    )
+
+
+__all__ = ["UNZEROED", "ZEROED", "Progress", "Rules", "World", "make_world"]
