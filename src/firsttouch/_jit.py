@@ -54,9 +54,12 @@ def _prune(base: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def is_compiled() -> bool:
-    """Whether machine code of this version is already on disk, so that a caller can announce the first compile."""
-    return not JIT or any(cache_dir().rglob("*.nbc"))
+def is_compiled(kernel: str = "") -> bool:
+    """Whether machine code of this version is on disk, so that a caller can announce the first compile.
+
+    `kernel` is `file.function`, e.g. `simulate.run`; "" asks for any.
+    """
+    return not JIT or any(cache_dir().rglob(f"{kernel}*.nbc"))
 
 
 if JIT:

@@ -1,7 +1,7 @@
 """Tables for a terminal (rich) and for a mail (ASCII, `PLAIN_COLUMNS` wide at most), of the same cells.
 
-Cells are made once, as text; how they are laid out is all that differs. Text that came from a trace is shown without its
-control characters, so that a program's name cannot move the cursor.
+Cells are made once, as text; how they are laid out is all that differs. Text that came from a trace is shown without
+its control characters, so that a program's name cannot move the cursor.
 """
 
 from __future__ import annotations
@@ -34,12 +34,9 @@ MEANINGS = (
     ("daemon", "CPU time of a background scrubber"),
 )
 _KINDS = (
-    ("zero_fill", "zero-fill"),
-    ("cow", "COW copy"),
-    ("file", "file"),
-    ("zero_page", "zero page"),
-    ("huge", "huge"),
-)
+    ("zero_fill", "zero-fill"), ("huge", "huge"), ("cow", "COW copy"), ("reuse", "COW without a copy"),
+    ("file", "file"), ("shared", "shared memory"), ("zero_page", "zero page"), ("spurious", "spurious"),
+)  # fmt: skip
 
 
 def safe(text: str) -> str:
@@ -109,13 +106,9 @@ def whatif_header(result: WhatIf) -> list[tuple[str, str]]:
     mix = [f"{label} {share(base.faults_by_kind.get(key, 0), total)}" for key, label in _KINDS]
     mix = [text for text, (key, _) in zip(mix, _KINDS, strict=True) if base.faults_by_kind.get(key, 0)]
     rows.append(("fault mix", ", ".join(mix) or "-"))
-    whole, of = (base.wall_ns, "wall") if facts.threads <= 1 else (base.user_ns + base.system_ns, "CPU time")
-    rows.append(
-        (
-            "fault path",
-            f"{format_ns(base.fault_ns)}, {share(base.fault_ns, whole)} of {of}, when every page faults by itself",
-        )
-    )
+    wall, cpu = share(base.fault_ns, base.wall_ns), share(base.fault_ns, base.user_ns + base.system_ns)
+    many = " over all threads" if facts.threads > 1 else ""
+    rows.append(("fault path", f"{format_ns(base.fault_ns)}{many} with base pages: {wall} of wall, {cpu} of CPU time"))
     machine = result.machine
     rows.append(("machine", f"{safe(machine.name)}, {machine.nr_cpus} CPUs, {format_bytes(machine.memory_bytes)}"))
     rows += [("note", safe(text)) for text in result.warnings]
@@ -153,50 +146,55 @@ def print_whatif(result: WhatIf, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    _print_pairs(console, whatif_header(result))
-    console.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    print_pairs(whatif_header(result), console)
+    _emit(console, Text())
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", no_wrap=column != "policy")
     for row, outcome in zip(whatif_cells(result), whatif_order(result), strict=True):
         gain = saved_ns(outcome, result.reference)
-        style = "bold" if outcome.policy == result.now else ""
-        cells = [Text(cell, style=style) for cell in row]
+        cells = [Text(cell, style="bold" if outcome.policy == result.now else "") for cell in row]
         if row[5] != "-":
             cells[5].stylize("green" if gain > 0 and not outcome.out_of_memory else "red" if gain < 0 else "")
         table.add_row(*cells)
-    console.print(table)
+    _emit(console, table)
     if not result.now_is_host:
-        console.print(Text(f"saved is against {result.now}."))
-    console.print(Text(safe(result.advice), style="bold"))
+        _emit(console, Text(f"\nsaved is against {safe(result.now)}."))
+    _emit(console, Text(f"\n{safe(result.advice)}", style="bold"))
     commands = whatif_commands(result)
     if commands:
-        console.print()
-        console.print("how to have it:")
-        _print_pairs(console, commands, indent=2)
+        _emit(console, Text("\nhow to have it:"))
+        print_pairs(commands, console, indent=2)
 
 
-def print_pairs(rows: Sequence[tuple[str, str]], console: Console) -> None:
+def print_pairs(rows: Sequence[tuple[str, str]], console: Console, indent: int = 0) -> None:
     """Labels and texts, wrapped beside the labels."""
-    _print_pairs(console, [(safe(label), safe(text)) for label, text in rows])
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, text in rows:
+        label_style = "red" if label.startswith(("no ", "BAD")) else "cyan"
+        body = Text(safe(text), style="yellow" if label == "note" else "")
+        grid.add_row(Text(" " * indent + safe(label), style=label_style), body)
+    _emit(console, grid)
+
+
+def _emit(console: Console, what: object) -> None:
+    """Print; off a terminal without the blanks that pad a table's lines."""
+    if console.is_terminal:
+        console.print(what)
+        return
+    with console.capture() as capture:
+        console.print(what)
+    console.file.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
 
 
 def pairs_plain(rows: Sequence[tuple[str, str]]) -> str:
     """The same as plain ASCII."""
     return "\n".join(_plain_pairs(rows)) + "\n"
-
-
-def _print_pairs(console: Console, rows: Sequence[tuple[str, str]], indent: int = 0) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="cyan", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for label, text in rows:
-        style = "yellow" if label == "note" else ""
-        grid.add_row(Text(" " * indent + label), Text(text, style=style))
-    console.print(grid)
 
 
 def _plain_pairs(rows: Sequence[tuple[str, str]], indent: str = "") -> list[str]:

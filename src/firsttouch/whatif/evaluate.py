@@ -107,6 +107,7 @@ class WhatIf(msgspec.Struct, frozen=True):
             for field in ("name", "summary", "nr_cpus", "page_bytes", "memory_bytes", "fingerprint")
         }
         tree: dict[str, Any] = msgspec.to_builtins(self)
+        del tree["now_is_host"]
         return {
             **tree,
             "machine": machine,
@@ -155,7 +156,7 @@ def whatif(
     if machine is None:
         machine, warning = host_machine(say)
         warnings += [warning] if warning else []
-    workload, facts = _workload(source, machine)
+    workload, facts = _workload(source)
     now, is_host = _present(machine, chosen)
     for policy in (now, policies_.load(BASE)):
         if policy.name not in [known.name for known in chosen]:
@@ -289,7 +290,7 @@ def _near_gap_ns(trace: Trace) -> float | None:
     return float(gap) if number >= 100 else None
 
 
-def _workload(source: Trace | Workload, machine: Machine) -> tuple[Workload, TraceFacts]:
+def _workload(source: Trace | Workload) -> tuple[Workload, TraceFacts]:
     from firsttouch.workload import Workload
 
     if isinstance(source, Workload):
@@ -307,7 +308,7 @@ def _workload(source: Trace | Workload, machine: Machine) -> tuple[Workload, Tra
             f"{source.path} holds no page fault: there is nothing to replay",
             "record a program that touches memory, or a longer part of it",
         )
-    return from_trace(source, machine), facts
+    return from_trace(source), facts
 
 
 def _present(machine: Machine, chosen: Sequence[Policy]) -> tuple[Policy, bool]:
@@ -327,7 +328,7 @@ def _present(machine: Machine, chosen: Sequence[Policy]) -> tuple[Policy, bool]:
 def _simulate(workload: Workload, machine: Machine, chosen: Sequence[Policy], say: Progress) -> list[Outcome]:
     from firsttouch import _jit
 
-    if not _jit.is_compiled():
+    if not _jit.is_compiled("simulate.run"):
         say("compiling the model to machine code (once after an installation, about half a minute)")
     from firsttouch.mm.simulate import simulate
 
