@@ -47,7 +47,8 @@ def format_ns(ns: float) -> str:
     for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
         if abs(ns) >= 0.9995 * size:
             value = ns / size
-            digits = max(0, 2 - math.floor(math.log10(abs(value))))
+            exponent = int(f"{value:.2e}".partition("e")[2])  # of the value as rounded: 9.999 is 10.0
+            digits = max(0, 2 - exponent)
             return f"{value:.{digits}f} {unit}"
     return f"{ns:.0f} ns"
 

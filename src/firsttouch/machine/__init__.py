@@ -142,6 +142,8 @@ def check(machine: Machine, where: str) -> None:
         raise bad("page_bytes", machine.page_bytes, "it must be a power of two")
     for field in Costs.__struct_fields__:
         value = getattr(machine.cost, field)
+        if value == []:
+            raise bad(f"cost.{field}", value, "it needs a cost for each order")
         costs = value if isinstance(value, list) else [] if value is None else [value.ns]
         for cost in costs:
             if not (math.isfinite(cost) and cost >= 0):
