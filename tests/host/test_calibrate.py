@@ -168,6 +168,17 @@ def test_one_cpu_has_no_handoff() -> None:
     assert (cost.lock_handoff.ns, cost.lock_handoff.source) == (0, "not measured: one CPU")
 
 
+def test_rounds_in_which_two_cpus_were_not_free_do_not_count() -> None:
+    raw = {name: [float(value)] * 3 for name, value in RAW.items()}
+    raw["fault_threads"] = [1600.0, math.nan, 1620.0]
+    raw["fault_processes"] = [1550.0, 1550.0, 1550.0]
+    handoff = c.decompose(raw, FACTS, PLAN, NO_RECORDING).cost.lock_handoff
+    assert (handoff.ns, handoff.low, handoff.high) == (60, 55, 65)  # of 50 and 70
+    raw["fault_processes"] = [math.nan] * 3
+    handoff = c.decompose(raw, FACTS, PLAN, NO_RECORDING).cost.lock_handoff
+    assert (handoff.ns, handoff.source) == (0, "not measured: two CPUs were never free at the same time")
+
+
 def test_the_cost_of_recording_is_taken_as_it_was_measured() -> None:
     raw = {name: [float(value)] for name, value in RAW.items()}
     cost = c.decompose(raw, FACTS, PLAN, {"basic": Cost(ns=321.0, source="measured"), "full": None}).cost

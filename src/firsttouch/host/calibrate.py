@@ -48,7 +48,8 @@ KEY = ("read_fault", "write_fault", "file_fault", "cow_fault", "zero_page", "blo
 
 _CHUNK_BYTES = 2 << 20  # of faults per chunk: a fraction of a millisecond
 _PMD_BYTES = 2 << 20
-_FILE_BYTES, _COW_BYTES, _PAIR_BYTES, _BLOCKS_BYTES = 32 << 20, 16 << 20, 16 << 20, 16 << 20
+_FILE_BYTES, _COW_BYTES, _BLOCKS_BYTES = 32 << 20, 16 << 20, 16 << 20
+_PAIR_CHUNKS, _PAIR_TRIES, _PAIR_REPEATS = 8, 10, 7
 _FILE_REPEATS = 5
 _CALL_BYTES = 2 << 20  # per munmap, or madvise that populates
 _HOT_BYTES = 256 << 10  # per chunk of hot zeroing: less than an L2
@@ -251,8 +252,12 @@ class Bench:
         found["line_hot"] = self._line_hot()
         found["line_cold"] = self._line_cold()
         if self.plan.nr_threads > 1:
-            found["fault_threads"] = self._twice(lambda: self._pair(processes=False))
-            found["fault_processes"] = self._twice(lambda: self._pair(processes=True))
+            self._pair(processes=False)  # warms
+            pairs = [(self._pair(processes=False), self._pair(processes=True)) for _ in range(_PAIR_REPEATS)]
+            threads, processes = (np.array(times) for times in zip(*pairs, strict=True))
+            both = ~np.isnan(threads + processes)
+            found["fault_threads"] = float(np.median(threads[both])) if both.any() else math.nan
+            found["fault_processes"] = float(np.median(processes[both])) if both.any() else math.nan
         return found
 
     def warm(self, nr_bytes: int) -> float | None:
@@ -409,37 +414,40 @@ class Bench:
         return float(np.median(chunk_ns)) * self.plan.line_bytes / _CHUNK_BYTES
 
     def _pair(self, processes: bool) -> float:
-        """ns of a write fault while another CPU takes some too, in this address space or in another one."""
-        nr_chunks = _PAIR_BYTES // _CHUNK_BYTES
+        """ns of a write fault while another CPU takes some too, in this address space or in another one.
+
+        Only a run in which neither was preempted says anything; nan if there was none.
+        """
+        return next((ns for ns in (self._pair_once(processes) for _ in range(_PAIR_TRIES)) if ns), math.nan)
+
+    def _pair_once(self, processes: bool) -> float | None:
+        nr_per_chunk = self.nr_per_chunk // _PAIR_CHUNKS
         cpus = sorted(os.sched_getaffinity(0))
-        words = _shared_words(8 + 2 * nr_chunks)  # the meeting place, a line to itself; then times
-        meeting = words.ctypes.data
-        with Region(2 * _PAIR_BYTES) as region:
+        words = _shared_words(8 + 2 * _PAIR_CHUNKS)  # [0] the meeting place, [1] runs that count; times from [8]
+        with Region(2 * _CHUNK_BYTES) as region:
             region.advise(touch.MADV_NOHUGEPAGE)
 
             def fault(party: int) -> None:
                 os.sched_setaffinity(0, {cpus[party]})  # of this thread
-                chunk_ns = words[8 + party * nr_chunks : 8 + (party + 1) * nr_chunks]
-                if touch.meet(meeting, 2):
-                    touch.time_touch(
-                        region.address + party * _PAIR_BYTES, self.nr_per_chunk, self.plan.page_bytes, True, chunk_ns
-                    )
+                chunk_ns = words[8 + party * _PAIR_CHUNKS : 8 + (party + 1) * _PAIR_CHUNKS]
+                address = region.address + party * _CHUNK_BYTES
+                met = touch.meet(words.ctypes.data, 2)
+                before = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+                touch.time_touch(address, nr_per_chunk, self.plan.page_bytes, True, chunk_ns)
+                if met and resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw == before:
+                    touch.count_up(words.ctypes.data + 8)
 
-            if processes:
-                child = _fork()
-                if child == 0:
-                    _run_and_exit(lambda: fault(1))
-                first = threading.Thread(target=fault, args=(0,))
-                first.start()
-                first.join()
+            child = _fork() if processes else 0
+            if processes and child == 0:
+                _run_and_exit(lambda: fault(1))
+            threads = [threading.Thread(target=fault, args=(party,)) for party in range(1 if processes else 2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if child:
                 os.waitpid(child, 0)
-            else:
-                threads = [threading.Thread(target=fault, args=(party,)) for party in (0, 1)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-            return float(np.median(words[8:])) / self.nr_per_chunk
+        return float(np.median(words[8:])) / nr_per_chunk if words[1] == 2 else None
 
 
 def _size_of(knob: str) -> int:
@@ -529,13 +537,16 @@ def decompose(
         populate, populate_source = alloc + rounds["zero_page"], "alloc and zeroing, as this kernel has no populate"
     else:
         populate_source = "MADV_POPULATE_WRITE on fresh memory, per page"
-    if "fault_threads" in rounds:
-        handoff = _cost(
-            rounds["fault_threads"] - rounds["fault_processes"],
-            "two threads faulting in one address space against two processes, per fault",
-        )
-    else:
+    if "fault_threads" not in rounds:
         handoff = Cost(ns=0.0, source="not measured: one CPU")
+    else:
+        apart = rounds["fault_threads"] - rounds["fault_processes"]
+        apart = apart[~np.isnan(apart)]
+        handoff = (
+            _cost(apart, "two threads faulting in one address space against two processes, per fault")
+            if apart.size
+            else Cost(ns=0.0, source="not measured: two CPUs were never free at the same time")
+        )
     host_cold = None
     if "host_cold_page" in rounds:
         host_cold = _cost(rounds["host_cold_page"], "first against second touch of guest memory, per page")

@@ -350,6 +350,12 @@ def time_clock(chunk_ns: NDArray[np.int64]) -> None:
 
 
 @kernel
+def count_up(address: int) -> None:
+    """Add 1 to the shared word at `address`."""
+    add_shared(address, 1)
+
+
+@kernel
 def meet(address: int, nr_parties: int) -> bool:
     """Count up the shared word at `address` and spin until `nr_parties` have; False if they do not come in a second."""
     add_shared(address, 1)
