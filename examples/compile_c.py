@@ -1,4 +1,4 @@
-"""Compile words.c with gcc -O2: short-lived processes, each with a heap of its own that grows, is used once and dies."""
+"""Compile words.c with gcc -O2: short-lived processes, each with a heap of its own that grows and dies with it."""
 
 import shutil
 import subprocess

@@ -48,7 +48,8 @@ def check(trace: Trace) -> list[Check]:
         "map bounds": """
             SELECT count(*) FROM touch JOIN (
               SELECT map_id, min("start") AS low, max("end") AS high FROM map GROUP BY map_id) USING (map_id)
-            WHERE vaddr < low OR vaddr >= high""",
+            WHERE (vaddr < low OR vaddr >= high) AND NOT EXISTS (  -- mremap keeps the number and moves the range
+              SELECT 1 FROM unmap WHERE how = 'mremap' AND vaddr >= to_start AND vaddr < to_end)""",
         "stack numbers": """
             SELECT count(*) FROM touch WHERE stack_id >= 0 AND stack_id NOT IN (SELECT stack_id FROM stack)""",
     }

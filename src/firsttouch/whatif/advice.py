@@ -4,7 +4,7 @@ A policy is *worth it* when it saves at least `WORTH_RATIO` of the wall time and
 
   A1  it does not run out of memory
   A2  the CPU time it adds (foreground and background) is less than the wall time it saves
-  A3  the memory it adds is at most `MEMORY_PER_WALL` times the wall it saves, both as ratios
+  A3  the memory it adds is at most `MEMORY_PER_WALL` times the wall it saves, both as ratios, or under `SMALL_BYTES`
 
 Of those whose saving is within `NEARLY` of the best, the one that needs least memory is recommended.
 """
@@ -18,6 +18,7 @@ from firsttouch.units import format_bytes, format_ns
 
 WORTH_RATIO = 0.01
 MEMORY_PER_WALL = 4.0
+SMALL_BYTES = 4 << 20
 NEARLY = 0.9
 
 
@@ -41,7 +42,7 @@ def why_not(outcome: Outcome, now: Outcome) -> str:
     if _cpu_ns(outcome) - _cpu_ns(now) > gain_ns:
         return f"it adds {format_ns(_cpu_ns(outcome) - _cpu_ns(now))} of CPU time to save {format_ns(gain_ns)} of wall"
     added_bytes = outcome.peak_bytes - now.peak_bytes
-    if added_bytes > MEMORY_PER_WALL * saved_ratio(outcome, now) * now.peak_bytes:
+    if added_bytes > max(SMALL_BYTES, MEMORY_PER_WALL * saved_ratio(outcome, now) * now.peak_bytes):
         return f"it adds {format_bytes(added_bytes)} of memory to save {saved_ratio(outcome, now):.1%} of wall"
     return ""
 
