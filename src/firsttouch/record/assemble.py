@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import resource
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,7 @@ from firsttouch.trace.vma import VmaMap
 
 OFF_CPU_NS = 20_000  # shorter absences are not written
 STACK_EXPAND_BYTES = 128 << 10  # exec grows the new stack by this much and tells nobody (setup_arg_pages)
+_UNLIMITED_STACK_BYTES = 1 << 30
 _END_OF_TIME = np.iinfo(np.int64).max
 _MAP_BODY = struct.Struct("<QQQ")
 _DTYPES = {
@@ -51,6 +53,8 @@ class Assembler:
         self.alive: dict[int, int] = {}  # pid -> live threads
         self.exec_ns: dict[int, int] = {}  # pid -> first exec
         self.exit_ns: dict[int, int] = {}  # tid -> exit
+        limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+        self._stack_bytes = limit if limit != resource.RLIM_INFINITY else _UNLIMITED_STACK_BYTES
         self._texts: dict[int, Any] = {}
         self._next_text = 0
         self._held: list[Rows] = []
@@ -116,7 +120,8 @@ class Assembler:
 
     def _assemble(self, rows: Rows) -> None:
         touch = np.flatnonzero((rows.what == ring.TOUCH) & (rows.pid > 0))
-        finder = _Finder(self, rows, touch)
+        ids = stack_ids(rows.args[touch, 2]) if self.stacks else np.full(len(touch), NO_ID, np.int32)
+        finder = _Finder(self, rows, touch, ids)
         state = np.flatnonzero(rows.what >= ring.MMAP)
         columns = zip(
             state.tolist(), rows.what[state].tolist(), rows.t_ns[state].tolist(), rows.pid[state].tolist(),
@@ -131,15 +136,11 @@ class Assembler:
         self._off_cpu(rows)
 
     def _add_touches(self, rows: Rows, touch: NDArray[np.int64], finder: _Finder) -> None:
-        ids = stack_ids(rows.args[touch, 2]) if self.stacks else np.full(len(touch), NO_ID, np.int32)
-        if self.stacks:
-            known = ids >= 0
-            self.stacks.locate(rows.pid[touch][known], ids[known], self._place)
         self._touches.append(
             {
                 "t_ns": rows.t_ns[touch] - self.start_ns, "pid": rows.pid[touch], "tid": rows.tid[touch],
                 "cpu": rows.cpu[touch], "vaddr": rows.args[touch, 0], "ip": rows.args[touch, 1],
-                "kind": rows.kind[touch] | finder.file_bit, "map_id": finder.map_id, "stack_id": ids,
+                "kind": rows.kind[touch] | finder.file_bit, "map_id": finder.map_id, "stack_id": finder.stack_id,
             }
         )  # fmt: skip
         self.nr_touches += len(touch)
@@ -262,12 +263,17 @@ class Assembler:
 
     def _place(self, pid: int, address: int) -> Place | None:
         """The file and the offset in it at an address of a process."""
-        space = self._spaces.get(pid)
+        space = self._spaces.get(pid) if 0 < address < 1 << 63 else None
         at = int(space.find(np.array([address], np.uint64))[0]) if space else -1
         if space is None or at < 0 or not space.vmas[at].name.startswith("/") or not space.vmas[at].is_file:
             return None
         start, pgoff = self._pgoff[space.vmas[at].map_id]
         return space.vmas[at].name, address - start + pgoff
+
+    def locate(self, pid: int, ids: NDArray[np.int32]) -> None:
+        """Note where the addresses of the call chains `ids` of a process lie, as it is mapped now."""
+        if self.stacks:
+            self.stacks.locate(pid, ids[ids >= 0], self._place)
 
     def find(self, pid: int, t_ns: int, addresses: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
         """map_id and FILE bit of addresses of one process at one time; a stack grows downwards to what it is asked."""
@@ -285,7 +291,7 @@ class Assembler:
         """The kernel grows the main stack down to a touch that has it as the next mapping above."""
         for i, vma in enumerate(space.vmas):
             if vma.name == "[stack]":
-                below = space.vmas[i - 1].end if i else 0
+                below = max(space.vmas[i - 1].end if i else 0, vma.end - self._stack_bytes)
                 mine = addresses[(addresses >= np.uint64(below)) & (addresses < np.uint64(vma.start))]
                 if not len(mine):
                     return False
@@ -326,7 +332,8 @@ class Assembler:
 class _Finder:
     """Looks up the touches of one flush, each process's up to its next change of mappings."""
 
-    def __init__(self, assembler: Assembler, rows: Rows, touch: NDArray[np.int64]) -> None:
+    def __init__(self, assembler: Assembler, rows: Rows, touch: NDArray[np.int64], stack_id: NDArray[np.int32]) -> None:
+        self.stack_id = stack_id
         self._assembler = assembler
         self._rows = rows
         self._touch = touch
@@ -349,6 +356,7 @@ class _Finder:
         rows = self._touch[part]
         t_ns = int(self._rows.t_ns[rows[0]])
         self.map_id[part], self.file_bit[part] = self._assembler.find(pid, t_ns, self._rows.args[rows, 0])
+        self._assembler.locate(pid, self.stack_id[part])
         self._done[pid] = end
 
     def finish(self) -> None:

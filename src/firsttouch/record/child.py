@@ -100,13 +100,12 @@ class Child:
         error = os.read(self._error, 4)
         if error:
             number = int.from_bytes(error, "little")
-            os.waitpid(self.pid, 0)
             raise FirsttouchError(
                 f"cannot run {self.command[0]}: {os.strerror(number)}", "check the program and its arguments"
             )
 
     def abandon(self) -> None:
-        """End it before `go()`."""
+        """Be rid of a child that has not come to run the program."""
         self.close()
         os.waitpid(self.pid, 0)
 

@@ -180,7 +180,7 @@ def verify() -> Finding:
 
 
 def guest_memory(host: HostFacts) -> Finding:
-    """Whether the host of this virtual machine takes free memory back, so that a touch may cost a second fault there."""
+    """Whether the host of this virtual machine takes free memory back: a touch may then fault on the host too."""
     name = "memory backing"
     if host.virtual == "none":
         return Finding(name, True, "not a virtual machine", "", "")

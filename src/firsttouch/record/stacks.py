@@ -63,14 +63,10 @@ class StackTable:
         del self._new[:nr]
         return rows
 
-    def locate(
-        self, pids: NDArray[np.int32], ids: NDArray[np.int32], place: Callable[[int, int], Place | None]
-    ) -> None:
-        """Note where the addresses of each new pair of process and chain lie, while the mappings are known."""
-        pairs = np.unique((pids.astype(np.int64) << 32) | ids.astype(np.int64)) if len(ids) else np.empty(0, np.int64)
-        for pair in pairs.tolist():
-            pid, stack_id = pair >> 32, pair & 0xFFFFFFFF
-            if stack_id >= len(self._ips) or (pid, stack_id) in self._paired or len(self._places) > MAX_ADDRESSES:
+    def locate(self, pid: int, ids: NDArray[np.int32], place: Callable[[int, int], Place | None]) -> None:
+        """Note where the addresses of each chain that is new for a process lie, while its mappings are known."""
+        for stack_id in np.unique(ids).tolist():
+            if (pid, stack_id) in self._paired or len(self._places) > MAX_ADDRESSES:
                 continue
             self._paired.add((pid, stack_id))
             for depth, ip in enumerate(self._ips[stack_id]):
