@@ -109,7 +109,7 @@ def test_orders_that_were_not_measured_are_drawn_between_those_that_were() -> No
     assert large[0] == 500
     assert large[2] == pytest.approx(math.sqrt(500 * 2300), abs=0.01)  # half way from order 0 to order 4, in the log
     assert large == sorted(large)
-    assert machine.notes["alloc_large"] == "orders 4, 9 measured, 1, 2, 3, 5, 6, 7, 8 drawn between and beyond them"
+    assert machine.notes["alloc_large"] == "orders measured: 4, 9; drawn between and beyond them: 1, 2, 3, 5, 6, 7, 8"
 
 
 def test_a_host_without_any_large_order_says_that_they_are_derived() -> None:

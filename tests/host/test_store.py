@@ -67,6 +67,17 @@ def test_a_new_named_file(data: Path, here: Machine) -> None:
     assert [entry.name for entry in data.iterdir()] == ["new.toml"]
 
 
+def test_a_file_system_without_links(data: Path, here: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    path = data / "new.toml"
+    assert machines.load(store.save(here, path)) == here
+    with pytest.raises(FirsttouchError, match="exists"):
+        store.save(here, path)
+
+
 def test_a_folder_that_is_not_there(data: Path, here: Machine) -> None:
     with pytest.raises(FirsttouchError, match="cannot write"):
         store.save(here, data / "absent" / "new.toml")

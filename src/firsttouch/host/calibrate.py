@@ -644,7 +644,7 @@ def _large(
     missing = [order for order in range(1, nr_orders) if order not in alloc_at]
     if missing:
         notes["alloc_large"] = (
-            f"orders {_span(measured)} measured, {_span(missing)} drawn between and beyond them"
+            f"orders measured: {_span(measured)}; drawn between and beyond them: {_span(missing)}"
             if measured
             else "derived: as many base pages, allocated at once"
         )

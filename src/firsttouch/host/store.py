@@ -59,7 +59,7 @@ def save(machine: Machine, path: Path | str | None = None, force: bool = False) 
             if path is None or force:
                 temporary.replace(target)
             else:
-                target.hardlink_to(temporary)  # fails if it exists, also when it appeared just now
+                _place(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
     except FileExistsError:
@@ -67,3 +67,15 @@ def save(machine: Machine, path: Path | str | None = None, force: bool = False) 
     except OSError as error:
         raise FirsttouchError(f"cannot write {target}: {error.strerror}", "name another file: -o FILE") from None
     return target
+
+
+def _place(temporary: Path, target: Path) -> None:
+    """Give a finished file its name. Raises FileExistsError when that is taken, also when it was taken just now."""
+    try:
+        target.hardlink_to(temporary)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: the name may be taken between these two lines
+        if os.path.lexists(target):
+            raise FileExistsError(target) from None
+        temporary.replace(target)
