@@ -31,6 +31,11 @@ def touching(pages: int) -> list[str]:
     return [*PYTHON, TOUCH.format(pages=pages)]
 
 
+def again(times: int, body: str) -> str:
+    """Python text that runs `body` so often."""
+    return f"for _ in range({times}):\n" + "\n".join("    " + line for line in body.splitlines())
+
+
 def recorder(target: Path, command: list[str], level: str = "auto", **options: object) -> subprocess.Popen[bytes]:
     """A recorder in a process of its own, which exits as the program did."""
     script = (
@@ -388,12 +393,12 @@ def test_a_signal_ends_the_program_and_keeps_the_trace(target, tmp_path, number,
 def test_a_full_disk_is_one_line_and_loses_nothing_committed(tmp_path):
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("tmpfs cannot be mounted here")
     try:
         with pytest.raises(FirsttouchError) as caught:
-            record(touching(500_000), folder / "run.ftt", level="basic")
+            record([*PYTHON, again(20, TOUCH.format(pages=60_000))], folder / "run.ftt", level="basic")
         assert "\n" not in caught.value.message
         assert "space" in caught.value.hint
         shutil.copytree(folder, tmp_path / "copy")  # reading folds the log in, which needs room

@@ -31,6 +31,7 @@ from firsttouch.record.ring import Layout, Ring, Rows, read_chunk
 from firsttouch.trace.store import TraceWriter
 
 COMMIT_S = 0.8
+COMMIT_ROWS = 200_000  # or as soon as there are so many touches
 POLL_MS = 200
 SETTLE_NS = 2_000_000  # a record may reach its ring this long after its time stamp (an interrupted, or stolen, CPU)
 BACKLOG_ROWS = 4_000_000  # some 60 bytes each
@@ -529,7 +530,7 @@ class Session:
                     backlog.nr_rows -= sum(len(part.t_ns) for part in rows)
                 if ended:
                     self.assembler.flush([])
-                if ended or time.monotonic() >= due:
+                if ended or time.monotonic() >= due or self.assembler.nr_pending >= COMMIT_ROWS:
                     chunks = self.assembler.take()
                     if chunks:
                         self.writer.meta(lost=self._lost_records)

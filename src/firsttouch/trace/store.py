@@ -35,7 +35,8 @@ class TraceWriter:
         try:
             for old in (self.path, self.path.with_name(self.path.name + ".wal")):
                 old.unlink(missing_ok=True)
-            self._db = duckdb.connect(str(self.path), config={"threads": 1, "checkpoint_threshold": "1GB"})
+            # the log is folded in at the end: a checkpoint now and then would take CPU time from what is recorded
+            self._db = duckdb.connect(str(self.path), config={"threads": 1, "checkpoint_threshold": "256MB"})
         except (OSError, duckdb.Error) as error:
             raise FirsttouchError(
                 f"cannot write {self.path}: {_first_line(error)}", "name a folder that exists and is yours"
