@@ -37,6 +37,7 @@ from firsttouch.mm.pmap import (
     SHMEM,
     STATE,
     TOUCHED,
+    WRITTEN,
     ZERO_PAGE,
     all_none,
     clear_entry,
@@ -96,8 +97,8 @@ def service_of_mapped(w, state, kind, flags):  # type: ignore[no-untyped-def]
             return COW
         if mapped == FILE_RO:
             return REUSE if flags & SHARED else COW
-        if kind & PROTECTION and kind & RECORDED and state & TOUCHED:
-            return REUSE
+        if kind & PROTECTION and kind & RECORDED and state & WRITTEN:
+            return REUSE  # it had lost its write permission (mprotect, soft-dirty) since its last write
     return NO_FAULT
 
 
@@ -132,7 +133,7 @@ def recorded_cost(w, kind, flags, state):  # type: ignore[no-untyped-def]
 @state_kernel
 def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
     """Do (or go on with) the TOUCH event `e` of thread `t`; return whether it is done, or stopped past `limit_ns`."""
-    mm = w.progress.mm[t]
+    mm = int(w.progress.mm[t])
     page = w.events.page[e]
     if w.progress.stage[t] < ALLOC:
         slot = need_slot(w.pmap, mm, page)
@@ -159,18 +160,18 @@ def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
 def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
     """ENTER: serve the touch if the page is mapped for it (return False), else trap and decide what the fault needs."""
     pm, pr = w.pmap, w.progress
-    kind, vma = w.events.kind[e], w.events.vma[e]
-    flags = w.vmas.flags[vma]
-    state = pm.state[entry]
+    kind, vma = int(w.events.kind[e]), int(w.events.vma[e])
+    flags = int(w.vmas.flags[vma])
+    state = int(pm.state[entry])
     if kind & RECORDED:
         credit(w, t, recorded_cost(w, kind, flags, state))
     service = NO_FAULT
     if state & STATE != NONE:
         service = service_of_mapped(w, state, kind, flags)
         if service == NO_FAULT:
-            if not (kind & RECORDED and kind & RACED == 0 and state & (TOUCHED | NEAR)):
+            if kind & RECORDED == 0 or kind & (RACED | PROTECTION) or state & (TOUCHED | NEAR) == 0:
                 pm.state[entry] = state & ~FRESH
-                serve(w, cpu, mm, entry)
+                serve(w, cpu, mm, entry, kind)
                 return False
             free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
     if service == NO_FAULT:
@@ -178,7 +179,7 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
     page = w.events.page[e]
     pr.start_ns[t] = w.sched.clock_ns[cpu]
     pr.order[t] = 0
-    orders = w.vma_orders[vma]
+    orders = int(w.vma_orders[vma])
     start, end = w.vmas.start[vma], w.vmas.end[vma]
     if service == ZERO_FILL:
         if pm.state[entry] & STATE == NONE:
@@ -200,8 +201,8 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
 @state_kernel
 def is_last_user(pm, entry):  # type: ignore[no-untyped-def]
     """Whether no other entry than its own block's maps the folio behind `entry`, so that a write may keep it."""
-    pfn = pm.pfn[entry]
-    k = pm.folio_order[pfn]
+    pfn = int(pm.pfn[entry])
+    k = int(pm.folio_order[pfn])
     return pm.refs[pfn & ~((1 << k) - 1)] <= 1 << k if k else pm.refs[pfn] == 1
 
 
@@ -238,11 +239,13 @@ def credit(w, t, ns):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def serve(w, cpu, mm, entry):  # type: ignore[no-untyped-def]
+def serve(w, cpu, mm, entry, kind):  # type: ignore[no-untyped-def]
     """The program gets its page: mark it touched, and let it pay for lines that are in no cache."""
     mark_touched(w.pmap, mm, entry)
+    if kind & WRITE:
+        w.pmap.state[entry] |= WRITTEN
     if w.pmap.state[entry] & COLD:
-        w.pmap.state[entry] &= ~COLD
+        w.pmap.state[entry] = int(w.pmap.state[entry]) & ~COLD
         w.sched.clock_ns[cpu] += w.cost.cold_page
         w.total[COLD_NS] += w.cost.cold_page
 
@@ -268,7 +271,7 @@ def free_folio(w, cpu, head):  # type: ignore[no-untyped-def]
     """Give a folio that nothing maps any more back (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
     if head == NO_PFN:
         return
-    k = w.pmap.folio_order[head]
+    k = int(w.pmap.folio_order[head])
     zone = zone_of(w.buddy, head)
     z = UNZEROED
     if w.rules.init_on_free:
@@ -287,11 +290,11 @@ def free_folio(w, cpu, head):  # type: ignore[no-untyped-def]
 def allocate(w, cpu, t):  # type: ignore[no-untyped-def]
     """ALLOC: a block of the fault's order, or of the next lower one that memory has. False: out of memory."""
     pr = w.progress
-    k = pr.order[t]
+    k = int(pr.order[t])
     zeros = pr.service[t] == ZERO_FILL
     pfn, z = take_block(w, cpu, k, zeros)
     while pfn == NO_PFN and k > 0:
-        k = next_order(w.vma_orders[w.events.vma[w.sched.next_event[t]]], k)
+        k = next_order(int(w.vma_orders[w.events.vma[w.sched.next_event[t]]]), k)
         pfn, z = take_block(w, cpu, k, zeros)
     if pfn == NO_PFN:
         w.total[OUT_OF_MEMORY] = 1
@@ -306,7 +309,7 @@ def allocate(w, cpu, t):  # type: ignore[no-untyped-def]
 def fill(w, cpu, t):  # type: ignore[no-untyped-def]
     """FILL: zero the block unless it came zeroed, or copy one page."""
     pr = w.progress
-    k = pr.order[t]
+    k = int(pr.order[t])
     if pr.service[t] == COW:
         advance(w, cpu, w.cost.copy_page)
         w.total[COPIED_BYTES] += w.rules.page_bytes
@@ -323,10 +326,10 @@ def fill(w, cpu, t):  # type: ignore[no-untyped-def]
 def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
     """INSTALL: map what the fault prepared, under the page table's lock, and let the program have its page."""
     pm, pr = w.pmap, w.progress
-    page, vma = w.events.page[e], w.events.vma[e]
+    page, vma = w.events.page[e], int(w.events.vma[e])
     slot = find_slot(pm, mm, page)
     entry = entry_of(slot, page)
-    service = pr.service[t]
+    service = int(pr.service[t])
     lock = len(w.buddy.free_pages) + len(w.mm_users) + slot
     hold = w.cost.map_page
     kept = acquire(w.locks, PAGE_TABLE, lock, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff)
@@ -337,15 +340,15 @@ def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
         install_copy(w, cpu, t, mm, slot, entry)
     elif service == REUSE:
         state = ANON_RW if pm.state[entry] & STATE == ANON_RO or pm.state[entry] & STATE == ANON_RW else FILE_RW
-        pm.state[entry] = pm.state[entry] & ~STATE | state
+        pm.state[entry] = int(pm.state[entry]) & ~STATE | state
     elif service == ZERO_PAGE_READ:
-        install_zero_page(pm, slot, entry, pr.order[t])
+        install_zero_page(pm, slot, entry, int(pr.order[t]))
     elif service == FILE:
-        install_file(w, cpu, t, slot, entry, page, vma, w.events.kind[e])
+        install_file(w, cpu, t, slot, entry, page, vma, int(w.events.kind[e]))
     elif service == SHARED_FILL and pm.state[entry] & STATE == NONE:
         map_pfnless(pm, slot, entry, SHMEM)
     pm.state[entry] |= FRESH
-    serve(w, cpu, mm, entry)
+    serve(w, cpu, mm, entry, int(w.events.kind[e]))
     count_fault(w, service, w.sched.clock_ns[cpu] - pr.start_ns[t])
 
 
@@ -353,7 +356,7 @@ def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
 def install_zero_fill(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
     """Map a zeroed block, replacing a zero page. Returns the service it came to (SPURIOUS: another thread was first)."""
     pm, pr = w.pmap, w.progress
-    k, pfn = pr.order[t], pr.pfn[t]
+    k, pfn = int(pr.order[t]), int(pr.pfn[t])
     first = entry & ~((1 << k) - 1)
     if pm.state[entry] & STATE == ZERO_PAGE:
         if k == PMD_ORDER and pm.huge[slot] == HUGE_ZERO:
@@ -387,7 +390,7 @@ def retry_small(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
         return SPURIOUS
     fill(w, cpu, t)
     cold = COLD if w.rules.cold_in_fault or pr.zeroed[t] == ZEROED else 0
-    map_block(w.pmap, mm, slot, entry, pr.pfn[t], 0, ANON_RW | cold)
+    map_block(w.pmap, mm, slot, entry, int(pr.pfn[t]), 0, ANON_RW | cold)
     return ZERO_FILL
 
 
@@ -397,7 +400,7 @@ def install_copy(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
     pm = w.pmap
     if pm.state[entry] & STATE != NONE:
         free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
-    map_block(pm, mm, slot, entry, w.progress.pfn[t], 0, ANON_RW)
+    map_block(pm, mm, slot, entry, int(w.progress.pfn[t]), 0, ANON_RW)
 
 
 @state_kernel

@@ -11,6 +11,7 @@ An entry's `state` is one of NONE .. SHMEM plus bits:
            recorded touch of it proves that it was not there to be mapped, so it faults
   FRESH    its own touch faulted last
   COLD     its lines are in no cache: zeroed ahead, and not touched yet
+  WRITTEN  the program has written to it since it was mapped
 
 A physical page knows its folio: `folio_order[pfn]` for each page, `refs[head]` entries that map it. When the last
 entry goes, the whole block is free.
@@ -35,7 +36,7 @@ from firsttouch.units import PMD_ORDER, PMD_PAGES
 
 NONE, ZERO_PAGE, ANON_RO, ANON_RW, FILE_RO, FILE_RW, SHMEM = range(7)
 STATE = 7  # mask
-TOUCHED, NEAR, FRESH, COLD = 8, 16, 32, 64
+TOUCHED, NEAR, FRESH, COLD, WRITTEN = 8, 16, 32, 64, 128
 
 NO_SLOT = np.iinfo(np.int32).min
 NOT_HUGE, HUGE, HUGE_ZERO = range(3)
@@ -84,21 +85,21 @@ def make_pmap(mm_regions: NDArray[np.int64], nr_slots: int, nr_pages: int) -> Pm
 @inlined
 def find_slot(pm, mm, page):  # type: ignore[no-untyped-def]
     """The slot of the region that holds `page`, or NO_SLOT."""
-    return pm.slot[pm.table[mm] + (page >> PMD_ORDER)]
+    return int(pm.slot[pm.table[mm] + (page >> PMD_ORDER)])
 
 
 @inlined
 def need_slot(pm, mm, page):  # type: ignore[no-untyped-def]
     """The same, giving the region a slot if it has none; NO_SLOT (and counts[SLOTS_FULL]) if none is left."""
     at = pm.table[mm] + (page >> PMD_ORDER)
-    slot = pm.slot[at]
+    slot = int(pm.slot[at])
     if slot != NO_SLOT:
         return slot
     if pm.counts[FREE_SLOTS] == 0:
         pm.counts[SLOTS_FULL] = 1
         return slot
     pm.counts[FREE_SLOTS] -= 1
-    slot = pm.free_slots[pm.counts[FREE_SLOTS]]
+    slot = int(pm.free_slots[pm.counts[FREE_SLOTS]])
     pm.slot[at] = slot
     return slot
 
@@ -145,8 +146,8 @@ def mark_touched(pm, mm, entry):  # type: ignore[no-untyped-def]
 @state_kernel
 def clear_entry(pm, mm, slot, entry):  # type: ignore[no-untyped-def]
     """Unmap one page that is mapped. Return the head of its folio if that is now free, else NO_PFN."""
-    state = pm.state[entry]
-    pfn = pm.pfn[entry]
+    state = int(pm.state[entry])
+    pfn = int(pm.pfn[entry])
     if state & TOUCHED:
         pm.touched[mm] -= 1
     elif state & STATE == ANON_RW or state & STATE == ANON_RO:
@@ -159,11 +160,11 @@ def clear_entry(pm, mm, slot, entry):  # type: ignore[no-untyped-def]
         pm.huge[slot] = NOT_HUGE  # part of a superpage goes: demoted
     if pfn == NO_PFN:
         return NO_PFN
-    head = pfn & ~((1 << pm.folio_order[pfn]) - 1)
+    head = pfn & ~((1 << int(pm.folio_order[pfn])) - 1)
     pm.refs[head] -= 1
     if pm.refs[head] != 0:
         return NO_PFN
-    pm.counts[MAPPED_PAGES] -= 1 << pm.folio_order[pfn]
+    pm.counts[MAPPED_PAGES] -= 1 << int(pm.folio_order[pfn])
     return head
 
 
@@ -180,7 +181,7 @@ def release_slot(pm, mm, region):  # type: ignore[no-untyped-def]
 def fork_tables(pm, parent, child):  # type: ignore[no-untyped-def]
     """Copy a parent's page tables to a child that has none: private pages become read-only in both, and shared."""
     for region in range(min(pm.nr_regions[parent], pm.nr_regions[child])):
-        source = pm.slot[pm.table[parent] + region]
+        source = int(pm.slot[pm.table[parent] + region])
         if source == NO_SLOT or pm.nr_mapped[source] == 0:
             continue
         target = need_slot(pm, child, region << PMD_ORDER)
@@ -195,7 +196,7 @@ def fork_tables(pm, parent, child):  # type: ignore[no-untyped-def]
 @state_kernel
 def copy_entry(pm, child, source, target):  # type: ignore[no-untyped-def]
     """Share one entry with a child."""
-    state = pm.state[source]
+    state = int(pm.state[source])
     if state & STATE == ANON_RW:
         state = state & ~STATE | ANON_RO
         pm.state[source] = state
@@ -230,7 +231,7 @@ def check(pm: Pmap) -> list[str]:
     refs: dict[int, int] = {}
     for slot in used:
         span = slice(int(slot) * PMD_PAGES, (int(slot) + 1) * PMD_PAGES)
-        states, pfns = pm.state[span] & STATE, pm.pfn[span]
+        states, pfns = pm.state[span] & STATE, int(pm.pfn[span])
         if np.count_nonzero(states) != pm.nr_mapped[slot]:
             wrong.append(
                 f"P1: slot {slot} has {np.count_nonzero(states)} entries mapped, nr_mapped {pm.nr_mapped[slot]}"

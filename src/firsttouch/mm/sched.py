@@ -69,7 +69,7 @@ def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64]) ->
 def wake(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
     """A thread can run from `now_ns` on: give it a CPU, or queue it."""
     best = NOBODY
-    last = s.last_cpu[thread]
+    last = int(s.last_cpu[thread])
     if last != NOBODY and s.activity[last] == IDLE:
         best = last
     for cpu in range(len(s.activity)):
@@ -106,7 +106,7 @@ def leave_cpu(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
     s.thread[cpu] = NOBODY
     s.activity[cpu] = IDLE
     if s.counts[NR_READY] > 0:
-        thread = s.queue[s.counts[READY_HEAD]]
+        thread = int(s.queue[s.counts[READY_HEAD]])
         s.counts[READY_HEAD] = (s.counts[READY_HEAD] + 1) % len(s.queue)
         s.counts[NR_READY] -= 1
         run_on(s, cpu, thread, s.clock_ns[cpu], quantum_ns)
@@ -115,7 +115,7 @@ def leave_cpu(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
 @state_kernel
 def preempt(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
     """The quantum is over and others wait: to the end of the queue."""
-    thread = s.thread[cpu]
+    thread = int(s.thread[cpu])
     s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
     s.counts[NR_READY] += 1
     s.state[thread] = READY
@@ -139,11 +139,11 @@ def add_timer(s, thread, at_ns):  # type: ignore[no-untyped-def]
 @state_kernel
 def pop_timer(s):  # type: ignore[no-untyped-def]
     """Remove and return the thread that wakes first."""
-    thread = s.timer_thread[0]
+    thread = int(s.timer_thread[0])
     s.counts[NR_TIMERS] -= 1
     nr = s.counts[NR_TIMERS]
     at_ns = s.timer_ns[nr]
-    last = s.timer_thread[nr]
+    last = int(s.timer_thread[nr])
     i = 0
     while 2 * i + 1 < nr:
         child = 2 * i + 1
@@ -174,8 +174,8 @@ def join(s, thread, other):  # type: ignore[no-untyped-def]
 def end_thread(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
     """The thread is done: whoever waits for it may run."""
     s.state[thread] = DONE
-    joiner = s.first_joiner[thread]
+    joiner = int(s.first_joiner[thread])
     while joiner != NOBODY:
-        after = s.next_joiner[joiner]
+        after = int(s.next_joiner[joiner])
         wake(s, joiner, now_ns, quantum_ns)
         joiner = after

@@ -164,7 +164,7 @@ def earliest(s):  # type: ignore[no-untyped-def]
 def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
     """Run the thread on `cpu` until its clock is past `limit_ns`, its quantum is over, or it leaves the CPU."""
     s, pr = w.sched, w.progress
-    t = s.thread[cpu]
+    t = int(s.thread[cpu])
     while s.clock_ns[cpu] <= limit_ns:
         if s.counts[NR_READY] and s.clock_ns[cpu] >= s.slice_end_ns[cpu]:
             preempt(s, cpu, w.rules.quantum_ns)
@@ -193,8 +193,8 @@ def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
 def gap(w, t, e):  # type: ignore[no-untyped-def]
     """Time to think before event `e`: the recorded gap, less kernel time in it that the model charges by itself."""
     pr = w.progress
-    if w.rules.recorded and (w.events.op[e] == EXIT or w.events.op[e] == EXEC) and w.mm_users[pr.mm[t]] == 1:
-        credit(w, t, w.pmap.touched[pr.mm[t]] * w.cost.unmap_page)
+    if w.rules.recorded and (w.events.op[e] == EXIT or w.events.op[e] == EXEC) and w.mm_users[int(pr.mm[t])] == 1:
+        credit(w, t, w.pmap.touched[int(pr.mm[t])] * w.cost.unmap_page)
     think_ns = w.events.think_ns[e]
     taken = min(think_ns, pr.credit_ns[t])
     pr.credit_ns[t] -= taken
@@ -220,7 +220,7 @@ def think(w, cpu, t, limit_ns):  # type: ignore[no-untyped-def]
 @state_kernel
 def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
     """Do (or go on with) an event that is not a touch. False if the thread left the CPU."""
-    op = w.events.op[e]
+    op = int(w.events.op[e])
     s, pr = w.sched, w.progress
     if op == UNMAP:
         if unmap_step(w, cpu, t, e):
@@ -247,7 +247,7 @@ def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
             leave_cpu(s, cpu, w.rules.quantum_ns)
             return False
     else:  # EXEC, EXIT: the last thread of an address space takes it down
-        mm = pr.mm[t]
+        mm = int(pr.mm[t])
         if w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):
             return True
         w.mm_users[mm] -= 1
@@ -283,8 +283,8 @@ def unmap_range(w, cpu, mm, first, last):  # type: ignore[no-untyped-def]
         entry = entry_of(slot, page)
         if pm.state[entry] & STATE == NONE:
             continue
-        pfn = pm.pfn[entry]
-        ns += w.cost.unmap_share[pm.folio_order[pfn]] if pfn != NO_PFN else w.cost.unmap_page
+        pfn = int(pm.pfn[entry])
+        ns += w.cost.unmap_share[int(pm.folio_order[pfn])] if pfn != NO_PFN else w.cost.unmap_page
         free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
     advance(w, cpu, ns)
     return touched - pm.touched[mm]
@@ -294,7 +294,7 @@ def unmap_range(w, cpu, mm, first, last):  # type: ignore[no-untyped-def]
 def unmap_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
     """UNMAP, one region a step. The recording holds what unmapping base pages took: that is credited."""
     pr = w.progress
-    mm, first, end = pr.mm[t], pr.step[t], w.events.end[e]
+    mm, first, end = int(pr.mm[t]), pr.step[t], w.events.end[e]
     last = min(end, (first | (PMD_PAGES - 1)) + 1)
     before = w.sched.clock_ns[cpu]
     if first < last:
@@ -328,14 +328,14 @@ def teardown_step(w, cpu, t, mm):  # type: ignore[no-untyped-def]
 def populate_step(w, cpu, t, e, op):  # type: ignore[no-untyped-def]
     """MAP under `populate`, or the program's own POPULATE: map what is not mapped, one block a step, without faults."""
     pr, pm = w.progress, w.pmap
-    v = w.events.vma[e]
+    v = int(w.events.vma[e])
     page, end = pr.step[t], w.events.end[e]
-    wanted = w.vmas.flags[v] & (ANON | WRITABLE | SHARED | SHMEM | STACK | NORESERVE) == ANON | WRITABLE
+    wanted = int(w.vmas.flags[v]) & (ANON | WRITABLE | SHARED | SHMEM | STACK | NORESERVE) == ANON | WRITABLE
     if (op == MAP and not w.rules.populate) or not wanted or page >= end:
         return True
     if page == w.events.page[e] and op == MAP:
         advance(w, cpu, w.cost.syscall)
-    mm = pr.mm[t]
+    mm = int(pr.mm[t])
     slot = need_slot(pm, mm, page)
     if slot == NO_SLOT:
         return True
@@ -343,10 +343,10 @@ def populate_step(w, cpu, t, e, op):  # type: ignore[no-untyped-def]
     if pm.state[entry] & STATE != NONE:
         pr.step[t] = page + 1
         return False
-    k = choose_order(pm, slot, w.vmas.start[v], w.vmas.end[v], page, w.vma_orders[v])
+    k = choose_order(pm, slot, w.vmas.start[v], w.vmas.end[v], page, int(w.vma_orders[v]))
     pfn, z = take_block(w, cpu, k, True)
     while pfn == NO_PFN and k > 0:
-        k = next_order(w.vma_orders[v], k)
+        k = next_order(int(w.vma_orders[v]), k)
         pfn, z = take_block(w, cpu, k, True)
     if pfn == NO_PFN:
         w.total[OUT_OF_MEMORY] = 1
@@ -372,7 +372,7 @@ def populate_step(w, cpu, t, e, op):  # type: ignore[no-untyped-def]
 def move_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
     """mremap, one page a step where something is mapped: its entry goes to the same offset at the new place."""
     pr, pm = w.progress, w.pmap
-    mm, page, end = pr.mm[t], pr.step[t], w.events.end[e]
+    mm, page, end = int(pr.mm[t]), pr.step[t], w.events.end[e]
     while page < end:
         source = find_slot(pm, mm, page)
         if source == NO_SLOT or pm.nr_mapped[source] == 0:
@@ -396,7 +396,7 @@ def move_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
 @state_kernel
 def fork(w, cpu, t, child):  # type: ignore[no-untyped-def]
     """A new thread, in this address space or a copy of it. The copying itself is in the recorded gap."""
-    parent_mm, child_mm = w.progress.mm[t], w.threads.mm[child]
+    parent_mm, child_mm = int(w.progress.mm[t]), int(w.threads.mm[child])
     w.mm_users[child_mm] += 1
     if child_mm != parent_mm:
         fork_tables(w.pmap, parent_mm, child_mm)
@@ -433,7 +433,7 @@ def busy_clock(s):  # type: ignore[no-untyped-def]
 def land(w, cpu):  # type: ignore[no-untyped-def]
     """The block that `cpu` was scrubbing is zeroed: put it on its list."""
     if w.flying[cpu, 0] != NO_PFN:
-        give(w.buddy, w.flying[cpu, 2], w.flying[cpu, 0], w.flying[cpu, 1])
+        give(w.buddy, int(w.flying[cpu, 2]), int(w.flying[cpu, 0]), int(w.flying[cpu, 1]))
         w.flying[cpu, 0] = NO_PFN
 
 
@@ -442,7 +442,7 @@ def scrub_step(w, cpu):  # type: ignore[no-untyped-def]
     """Finish a block and begin the next; go idle when none is left."""
     s = w.sched
     land(w, cpu)
-    zone = w.flying[cpu, 2]
+    zone = int(w.flying[cpu, 2])
     pfn, k = take(w.buddy, zone, w.rules.stop_order)
     if pfn == NO_PFN:
         sleep_scrub(w.scrub, zone)

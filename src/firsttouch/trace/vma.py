@@ -126,15 +126,20 @@ class VmaMap:
         self._array = None
 
     def _merge(self, start: int, end: int) -> None:
-        """Join neighbours around [start, end) that are alike and were one mapping, as the kernel does."""
+        """Join neighbours around [start, end) that are alike, as the kernel does; the first one's map_id stays."""
         i, j = self._span(max(0, start - 1), end + 1)
         rows: list[Vma] = []
         for vma in self.vmas[i:j]:
             last = rows[-1] if rows else None
-            if last and last.end == vma.start and replace(vma, start=last.start, end=last.end) == last:
+            if last and last.end == vma.start and not vma.is_file and _alike(last, vma):
                 rows[-1] = replace(last, end=vma.end)
             else:
                 rows.append(vma)
         self.vmas[i:j] = rows
         self._starts[i:j] = [vma.start for vma in rows]
         self._array = None
+
+
+def _alike(one: Vma, other: Vma) -> bool:
+    """Whether two neighbours of anonymous memory differ in nothing that keeps them apart."""
+    return (one.prot, one.flags, one.name, one.advice) == (other.prot, other.flags, other.name, other.advice)
