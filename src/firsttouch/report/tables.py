@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from firsttouch.whatif import WhatIf
 
 PLAIN_COLUMNS = 78
+PLAIN_LABEL_COLUMNS = 24
 TERMINAL_COLUMNS = 100
 
 AVAILABLE = {"now": "now", "boot": "at boot", "patch": "patch", "pool": "pool"}
@@ -28,7 +29,7 @@ COLUMNS = ("policy", "have it", "faults", "in faults", "wall", "saved", "peak", 
 MEANINGS = (
     ("have it", "in use: what this machine is set to; now: by the command below; at boot; patch: another kernel"),
     ("in faults", "time in the page-fault path, over all threads"),
-    ("saved", "of wall time, against the policy in use"),
+    ("saved", "of wall time, against the policy in use; fails: memory runs out"),
     ("peak", "most memory mapped at one time"),
     ("untouched", "memory mapped but never touched"),
     ("daemon", "CPU time of a background scrubber"),
@@ -83,7 +84,7 @@ def whatif_cells(result: WhatIf) -> list[tuple[str, ...]]:
                 f"{outcome.faults:,}",
                 format_ns(outcome.fault_ns),
                 format_ns(outcome.wall_ns),
-                "no memory" if outcome.out_of_memory else "-" if is_reference else saved,
+                "fails" if outcome.out_of_memory else "-" if is_reference else saved,
                 format_bytes(outcome.peak_bytes),
                 format_bytes(outcome.untouched_bytes),
                 format_ns(outcome.background_ns) if outcome.background_ns else "-",
@@ -198,24 +199,38 @@ def pairs_plain(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def _plain_pairs(rows: Sequence[tuple[str, str]], indent: str = "") -> list[str]:
-    width = max((len(plain(label)) for label, _ in rows), default=0)
-    width = min(width, 24)
+    """Labels and wrapped texts; a label that is too long stands on a line of its own."""
+    labels = [plain(label) for label, _ in rows]
+    width = min(max(map(len, labels), default=0), PLAIN_LABEL_COLUMNS)
     out = []
-    for label, text in rows:
-        head = f"{indent}{plain(label):<{width}}  "
+    for label, (_, text) in zip(labels, rows, strict=True):
+        head = f"{indent}{label:<{width}}  "
+        if len(label) > width:
+            out += textwrap.wrap(indent + label, PLAIN_COLUMNS, break_on_hyphens=False)
+            head = f"{indent}{'':<{width}}  "
         out += textwrap.wrap(
-            plain(text) or "-", PLAIN_COLUMNS, initial_indent=head, subsequent_indent=" " * (len(indent) + width + 2),
+            plain(text) or "-", PLAIN_COLUMNS, initial_indent=head, subsequent_indent=" " * len(head),
             break_on_hyphens=False,
         )  # fmt: skip
     return out
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as narrow as their cells; a first cell too long for the line stands on a line of its own."""
-    texts = [[plain(cell) for cell in row] for row in rows]
+    """Columns as narrow as their cells, which lose their blanks; a long first cell stands on a line of its own.
+
+    When the numbers alone are too wide, each row becomes a paragraph.
+    """
+    texts = [[plain(row[0]), plain(row[1]), *(plain(cell).replace(" ", "") for cell in row[2:])] for row in rows]
     widths = [max(len(row[i]) for row in [list(columns), *texts]) for i in range(len(columns))]
-    rest = sum(widths[1:]) + (len(columns) - 1)
-    widths[0] = min(widths[0], max(len(columns[0]), PLAIN_COLUMNS - rest))
+    room = PLAIN_COLUMNS - sum(widths[1:]) - (len(columns) - 1)
+    if room < len(columns[0]):
+        return _plain_pairs(
+            [
+                (row[0], ", ".join(f"{name} {cell}" for name, cell in zip(columns[1:], row[1:], strict=True)))
+                for row in texts
+            ]
+        )
+    widths[0] = min(widths[0], room)
 
     def line(cells: Sequence[str]) -> list[str]:
         first = cells[0] if len(cells[0]) <= widths[0] else ""
@@ -223,7 +238,7 @@ def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
         body += [f"{cell:>{width}}" for cell, width in zip(cells[2:], widths[2:], strict=True)]
         return [*([] if first else _wrap(cells[0])), " ".join(body)]
 
-    out = [*line(columns), "-" * min(PLAIN_COLUMNS, sum(widths) + len(widths) - 1)]
+    out = [*line(columns), "-" * (sum(widths) + len(widths) - 1)]
     for row in texts:
         out += line(row)
     return out
