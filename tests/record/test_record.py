@@ -462,8 +462,12 @@ def test_an_ordinary_user_records_basic_and_is_told_why(tmp_path):
     for folder in (tmp_path.parent, tmp_path.parent.parent):
         folder.chmod(0o755)
     script = (
-        "from firsttouch.record.recorder import record\n"
-        f"r = record(['/bin/ls', '/'], {str(tmp_path / 'r.ftt')!r}); print(r.level, r.why)"
+        "from firsttouch.record.recorder import attach, record\n"
+        f"r = record(['/bin/ls', '/'], {str(tmp_path / 'r.ftt')!r}); print(r.level, r.why)\n"
+        "try:\n"
+        f"    attach(1, 1, {str(tmp_path / 'a.ftt')!r})\n"
+        "except Exception as error:\n"
+        "    print(error)\n"
     )
     rights = "-all,+dac_read_search"
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", f"--inh-caps={rights}",
@@ -474,3 +478,5 @@ def test_an_ordinary_user_records_basic_and_is_told_why(tmp_path):
     )  # fmt: skip
     assert "basic " in done.stdout
     assert "tracefs" in done.stdout or "root may" in done.stdout
+    assert "for pid 1: Permission denied; that process belongs to another user" in done.stdout
+    assert not (tmp_path / "a.ftt").exists()

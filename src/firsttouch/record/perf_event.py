@@ -134,6 +134,13 @@ def in_container() -> bool:
     return "Seccomp:\t2" in _status()
 
 
+def _is_mine(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return True
+
+
 def _status() -> str:
     try:
         return Path("/proc/self/status").read_text()
@@ -141,8 +148,8 @@ def _status() -> str:
         return ""
 
 
-def refusal(error: OSError, what: str) -> FirsttouchError:
-    """What to tell the user when the kernel refused to open `what`."""
+def refusal(error: OSError, what: str, pid: int | None = None) -> FirsttouchError:
+    """What to tell the user when the kernel refused to open `what`, of process `pid` if that was there before."""
     level = paranoid()
     reason = f"cannot open {what}: {error.strerror}"
     if level is None or error.errno == errno.ENOSYS:
@@ -156,12 +163,14 @@ def refusal(error: OSError, what: str) -> FirsttouchError:
                 f"{reason}; perf_event_paranoid is {level}, and recording needs 2 or lower",
                 "try: sudo sysctl kernel.perf_event_paranoid=2",
             )
+        if pid is not None and not _is_mine(pid):
+            return NotHere(f"{reason}; that process belongs to another user", "run this as that user, or as root")
         if in_container():
             return NotHere(
                 f"{reason}; a seccomp filter is active, as in a container",
                 "try: docker run --security-opt seccomp=unconfined --cap-add PERFMON ...",
             )
-        return NotHere(f"{reason}; it belongs to another user, or is protected", "run it as that user, or as root")
+        return NotHere(f"{reason}; the kernel gives no reason", "see: firsttouch doctor")
     if error.errno == errno.ESRCH:
         return FirsttouchError(f"{reason}; there is no such process", "see what runs: ps -e")
     if error.errno == errno.EMFILE:

@@ -271,7 +271,7 @@ class Events:
         except OSError as error:
             self.close()
             of = f" for pid {process}" if process else ""
-            raise pe.refusal(error, f"the page-faults event{of}") from None
+            raise pe.refusal(error, f"the page-faults event{of}", process) from None
 
     def _basic(self) -> list[tuple[pe.Event, int, tuple[int, ...]]]:
         sample = _SAMPLE | pe.SAMPLE_IP | pe.SAMPLE_ADDR | self._chain()
