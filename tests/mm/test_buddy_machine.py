@@ -69,7 +69,9 @@ def buddy_pages(b):
 
 class BuddyMachine(RuleBasedStateMachine):
     @initialize(
-        zones=st.lists(st.integers(1, 70), min_size=1, max_size=3), max_order=st.integers(0, 6), zeroed=st.booleans()
+        zones=st.lists(st.integers(1, 5) | st.integers(1, 70), min_size=1, max_size=3),
+        max_order=st.integers(0, 6),
+        zeroed=st.booleans(),
     )
     def boot(self, zones, max_order, zeroed):
         self.b = make_buddy(zones, max_order, zeroed)

@@ -120,6 +120,15 @@ def test_refills_are_bounded_by_high():
     assert p.state[0, 0, ALLOC_FACTOR] == 4
 
 
+def test_refills_leave_room_for_what_other_lists_hold():
+    b = make_buddy([256])
+    p = make_percpu(b, 1, batch_pages=4, has_zeroed=False)
+    pfn, _, moved = pcp_alloc(p, b, 0, 0, 3, False)
+    assert moved == 16  # 4 >> 3 = 0 blocks, but at least 2
+    pcp_free(p, b, 0, 0, pfn, 3, UNZEROED)
+    assert moved_until_refilled(p, b, 5) == [4, 8, 16, 20, 20]  # 32 is more than 40 - 16 - 4
+
+
 @pytest.mark.parametrize(
     ("k", "moved"),
     [(1, 62), (2, 60), (3, 56), (9, 1024)],  # 63 >> k = 31, 15, 7 and 0 blocks, but at least 2
@@ -215,6 +224,15 @@ def test_only_unzeroed_frees_tell_the_scrubber():
     for z, told in ((ZEROED, NO_ORDER), (UNZEROED, 4)):
         pfn, _, _ = pcp_alloc(p, b, 0, 0, 4, False)
         assert pcp_free(p, b, 0, 0, pfn, 4, z) == (16, told)
+
+
+def test_spilled_zeroed_pages_do_not_tell_the_scrubber():
+    b = make_buddy([256], max_order=4)
+    p = make_percpu(b, 1, batch_pages=4, has_zeroed=True)
+    pages = [alloc_block(b, 0, 0, UNZEROED) for _ in range(40)]
+    spilled = [pcp_free(p, b, 0, 0, pfn, 0, ZEROED) for pfn in pages]
+    assert spilled[-1] == (36, NO_ORDER)
+    assert b.zero_pages[0] == 36
 
 
 def test_drain():
