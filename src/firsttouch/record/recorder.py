@@ -31,7 +31,7 @@ from firsttouch.record.ring import Layout, Ring, Rows, read_chunk
 from firsttouch.trace.store import TraceWriter
 
 COMMIT_S = 0.8
-COMMIT_ROWS = 200_000  # or as soon as there are so many touches
+COMMIT_ROWS = 100_000  # or as soon as there are so many touches: the log takes these cheaply, see DuckDB row groups
 POLL_MS = 200
 SETTLE_NS = 2_000_000  # a record may reach its ring this long after its time stamp (an interrupted, or stolen, CPU)
 BACKLOG_ROWS = 4_000_000  # some 60 bytes each

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firsttouch.errors import FirsttouchError
-from firsttouch.trace.schema import META_KEYS, SCHEMA_VERSION, TABLES
+from firsttouch.trace.schema import META_KEYS, META_TYPES, SCHEMA_VERSION, TABLES
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -62,8 +62,9 @@ class TraceWriter:
                 if len(next(iter(rows.values()))):
                     self._db.execute(f'INSERT INTO "{table}" SELECT * FROM rows')
             self._db.execute("DELETE FROM meta")
-            keys = list(self._meta)
-            self._db.executemany("INSERT INTO meta VALUES (?, ?)", [[key, json.dumps(self._meta[key])] for key in keys])
+            texts = [json.dumps(value) for value in self._meta.values()]
+            rows = {"key": np.array(list(self._meta), object), "value": np.array(texts, object)}
+            self._db.execute("INSERT INTO meta SELECT * FROM rows")
             self._db.execute("COMMIT")
         except (duckdb.Error, OSError) as error:
             raise FirsttouchError(
@@ -117,6 +118,7 @@ class Trace:
             )
         for key in META_KEYS:
             self.meta.setdefault(key, None)
+        _check_meta(self.path, self.meta)
 
     def table(self, name: str, order_by: str = "") -> dict[str, NDArray[Any]]:
         """All rows of a table as arrays, one per column; `order_by` is SQL, e.g. "t_ns"."""
@@ -145,6 +147,17 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_meta(path: Path, meta: dict[str, Any]) -> None:
+    """Raise FirsttouchError for a value that is not what `schema.META_TYPES` says, or a count below 0."""
+    for key, kind in META_TYPES.items():
+        value = meta.get(key)
+        if value is None:
+            continue
+        wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
+        if wrong or (kind is int and value < 0) or (key == "page_bytes" and value & (value - 1)) or value == 0 == key.find("page"):
+            raise FirsttouchError(f"{path}: meta.{key} is {value!r}, which it cannot be", "the file is damaged; record again")
 
 
 def _open(path: Path) -> duckdb.DuckDBPyConnection:
