@@ -192,7 +192,7 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
         service = REUSE
     pr.service[t] = service
     advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
-    pr.stage[t] = ALLOC if service == ZERO_FILL or service == COW else INSTALL
+    pr.stage[t] = ALLOC if service in (ZERO_FILL, COW) else INSTALL
     if service == SHARED_FILL:
         advance(w, cpu, w.cost.alloc + w.cost.zone_page + w.cost.zero[0])
     return True
@@ -268,7 +268,7 @@ def take_block(w, cpu, k, want_zeroed):  # type: ignore[no-untyped-def]
 
 @state_kernel
 def free_folio(w, cpu, head):  # type: ignore[no-untyped-def]
-    """Give a folio that nothing maps any more back (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
+    """Give back a folio that nothing maps (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
     if head == NO_PFN:
         return
     k = int(w.pmap.folio_order[head])
@@ -354,7 +354,7 @@ def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
 
 @state_kernel
 def install_zero_fill(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
-    """Map a zeroed block, replacing a zero page. Returns the service it came to (SPURIOUS: another thread was first)."""
+    """Map a zeroed block, replacing a zero page. Returns the service it was (SPURIOUS: another thread was first)."""
     pm, pr = w.pmap, w.progress
     k, pfn = int(pr.order[t]), int(pr.pfn[t])
     first = entry & ~((1 << k) - 1)

@@ -24,7 +24,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Counters and times of one simulation. Times are nanoseconds of the model's clocks, summed over threads except `wall_ns`."""
+    """Counters and times of one simulation. Times are the model's, summed over threads except `wall_ns`."""
 
     policy: str
     available: str

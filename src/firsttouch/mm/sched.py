@@ -1,9 +1,9 @@
 """CPUs and threads: who runs where, who waits for a CPU, for time, or for another thread.
 
-A thread is READY in one first-in first-out queue, RUNNING on a CPU, SLEEPING until a time, JOINING another thread, or
-DONE. A CPU runs a thread, scrubs free memory, or is idle. A thread that becomes ready takes an idle CPU, its last one if
-it can; else one that scrubs, as soon as that one's block is done; else it queues. With others queued a thread keeps the
-CPU for one quantum.
+A thread is READY in one first-in first-out queue, RUNNING on a CPU, SLEEPING until a time, JOINING another thread,
+WAITING to be woken by one, or DONE. A CPU runs a thread, scrubs free memory, or is idle. A thread that becomes ready
+takes an idle CPU, its last one if it can; else one that scrubs, as soon as that one's block is done; else it queues.
+With others queued a thread keeps the CPU for one quantum.
 
 Invariants:
   S1  a thread is in exactly one state; RUNNING threads and CPUs that run one correspond one to one
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from firsttouch._jit import state_kernel
 
-NEW, READY, RUNNING, SLEEPING, JOINING, DONE = range(6)
+NEW, READY, RUNNING, SLEEPING, JOINING, WAITING, DONE = range(7)
 NOBODY = np.iinfo(np.int32).min
 IDLE, BUSY, SCRUBBING = range(3)
 NEVER_NS = np.iinfo(np.int64).max
@@ -36,6 +36,7 @@ class Sched(NamedTuple):
     last_cpu: NDArray[np.int32]  # [thread] or NOBODY
     first_joiner: NDArray[np.int32]  # [thread] who waits for its end, or NOBODY
     next_joiner: NDArray[np.int32]  # [thread] the next who waits for the same
+    wakes: NDArray[np.int32]  # [thread] WAKEs that came before their WAIT
     queue: NDArray[np.int32]  # [thread] ring of ready threads
     timer_ns: NDArray[np.int64]  # binary heap, counts[NR_TIMERS] long
     timer_thread: NDArray[np.int32]  # the same
@@ -54,6 +55,7 @@ def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64]) ->
         last_cpu=np.full(nr_threads, NOBODY, np.int32),
         first_joiner=np.full(nr_threads, NOBODY, np.int32),
         next_joiner=np.full(nr_threads, NOBODY, np.int32),
+        wakes=np.zeros(nr_threads, np.int32),
         queue=np.zeros(nr_threads, np.int32),
         timer_ns=np.zeros(nr_threads, np.int64),
         timer_thread=np.zeros(nr_threads, np.int32),
@@ -168,6 +170,25 @@ def join(s, thread, other):  # type: ignore[no-untyped-def]
     s.next_joiner[thread] = s.first_joiner[other]
     s.first_joiner[other] = thread
     return True
+
+
+@state_kernel
+def wait(s, thread):  # type: ignore[no-untyped-def]
+    """Wait to be woken; return whether the thread must, or was woken beforehand."""
+    if s.wakes[thread] > 0:
+        s.wakes[thread] -= 1
+        return False
+    s.state[thread] = WAITING
+    return True
+
+
+@state_kernel
+def wake_waiting(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+    """End one wait of a thread, or its next one if it does not wait."""
+    if s.state[thread] == WAITING:
+        wake(s, thread, now_ns, quantum_ns)
+    else:
+        s.wakes[thread] += 1
 
 
 @state_kernel

@@ -1,12 +1,12 @@
 """The event loop: a workload on a machine under a policy comes to an outcome.
 
 **The step rule.** The CPU whose clock is earliest goes next, and goes on only while no other CPU, and no timer, is
-earlier: to the end of an event, or of a fault's stage. So a lock is never taken in the future of a CPU that would ask for
-it sooner. With one busy CPU nothing else is earlier, and it runs through its events without going back to the queue.
+earlier: to the end of an event, or of a fault's stage. So a lock is never taken in the future of a CPU that would ask
+for it sooner. With one busy CPU nothing else is earlier, and it runs through its events without going back.
 
 **Recorded gaps.** The time between two recorded touches holds what the kernel did for the first. That part is charged
-anew under the policy, so it is taken off the gap: a thread's `credit_ns` is kernel time already in its recording that the
-model has charged by itself. What a gap cannot cover is carried to the next.
+anew under the policy, so it is taken off the gap: a thread's `credit_ns` is kernel time already in its recording that
+the model has charged by itself. What a gap cannot cover is carried to the next.
 
 **Idle time** belongs to the scrubber, where the policy has one: a CPU that nobody wants zeroes one block after another
 until there is nothing left to zero, and gives way at the end of a block.
@@ -65,7 +65,9 @@ from firsttouch.mm.sched import (
     leave_cpu,
     pop_timer,
     preempt,
+    wait,
     wake,
+    wake_waiting,
 )
 from firsttouch.mm.scrub import count_scrubbed, give, sleep_scrub, take, wants
 from firsttouch.mm.superpage import choose_order, next_order
@@ -109,6 +111,8 @@ from firsttouch.workload import (
     STACK,
     TOUCH,
     UNMAP,
+    WAIT,
+    WAKE,
     WRITABLE,
     YIELD,
     Workload,
@@ -185,7 +189,7 @@ def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
                 s.next_event[t] = e + 1
             if w.total[OUT_OF_MEMORY] or w.pmap.counts[SLOTS_FULL]:
                 return
-        elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] == FORK:
+        elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE):
             return  # another CPU may have come to life, with a clock that is now the limit
 
 
@@ -193,7 +197,7 @@ def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
 def gap(w, t, e):  # type: ignore[no-untyped-def]
     """Time to think before event `e`: the recorded gap, less kernel time in it that the model charges by itself."""
     pr = w.progress
-    if w.rules.recorded and (w.events.op[e] == EXIT or w.events.op[e] == EXEC) and w.mm_users[int(pr.mm[t])] == 1:
+    if w.rules.recorded and w.events.op[e] in (EXIT, EXEC) and w.mm_users[int(pr.mm[t])] == 1:
         credit(w, t, w.pmap.touched[int(pr.mm[t])] * w.cost.unmap_page)
     think_ns = w.events.think_ns[e]
     taken = min(think_ns, pr.credit_ns[t])
@@ -225,7 +229,7 @@ def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
     if op == UNMAP:
         if unmap_step(w, cpu, t, e):
             done(w, t, e)
-    elif op == MAP or op == POPULATE:
+    elif op in (MAP, POPULATE):
         if populate_step(w, cpu, t, e, op):
             done(w, t, e)
     elif op == MOVE:
@@ -246,6 +250,14 @@ def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
         if join(s, t, w.events.arg[e]):
             leave_cpu(s, cpu, w.rules.quantum_ns)
             return False
+    elif op == WAIT:
+        done(w, t, e)
+        if wait(s, t):
+            leave_cpu(s, cpu, w.rules.quantum_ns)
+            return False
+    elif op == WAKE:
+        wake_waiting(s, w.events.arg[e], s.clock_ns[cpu], w.rules.quantum_ns)
+        done(w, t, e)
     else:  # EXEC, EXIT: the last thread of an address space takes it down
         mm = int(pr.mm[t])
         if w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):

@@ -66,6 +66,7 @@ TABLES: dict[str, dict[str, str]] = {
     "advice": {"pid": "INTEGER", "t_ns": "BIGINT", "start": "UBIGINT", "end": "UBIGINT", "advice": "INTEGER"},
     # event: fork (a new process or thread `tid`; parent = the tid that made it) | exec | comm | exit
     #        | sleep (left the CPU because it waited) | preempt (left it while runnable) | run (is on a CPU again)
+    #        | wake (level full: thread `parent` woke thread `tid`)
     "task": {
         "t_ns": "BIGINT",
         "pid": "INTEGER",
@@ -83,6 +84,26 @@ TABLES: dict[str, dict[str, str]] = {
         "line": "INTEGER",
     },
     "meta": {"key": "VARCHAR", "value": "VARCHAR"},
+}
+
+# What a value of `meta` is when it is not null.
+META_TYPES: dict[str, type] = {
+    "command": list,
+    "level": str,
+    "base_pages": bool,
+    "fault_around_bytes": int,
+    "page_bytes": int,
+    "host": dict,
+    "start_monotonic_ns": int,
+    "wall_ns": int,
+    "user_ns": int,
+    "system_ns": int,
+    "minflt": int,
+    "majflt": int,
+    "unseen": int,
+    "exit": int,
+    "lost": int,
+    "finished": bool,
 }
 
 # Keys of `meta` that a recording always has. Values are JSON text.

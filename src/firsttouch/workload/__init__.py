@@ -20,6 +20,8 @@ does; exec begins a new address space.
 | SLEEP | wait for `page` nanoseconds (I/O, a timer) | page |
 | YIELD | nothing: the recorded thread waited for a CPU here, which in the model the scheduler decides | |
 | JOIN | wait until thread `arg` has ended | arg |
+| WAIT | wait for a WAKE, unless one has come already | |
+| WAKE | end one WAIT of thread `arg`, now or later | arg |
 | EXIT | the thread ends; the last one of an address space unmaps it | |
 
 `think_ns` is CPU time the thread uses before the event. In a recording it holds what the kernel did for the event
@@ -34,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, YIELD, EXIT = range(11)
+TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT = range(13)
 
 # Event kinds: bits. The first are those of trace.schema.
 WRITE = 1

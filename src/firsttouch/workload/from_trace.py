@@ -14,6 +14,7 @@ touch was a read or a write and when memory was unmapped; always, what a sleepin
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,8 @@ from firsttouch.workload import (
     STACK,
     TOUCH,
     UNMAP,
+    WAIT,
+    WAKE,
     WRITABLE,
     WRITE,
     YIELD,
@@ -60,11 +63,15 @@ from firsttouch.workload import (
 MADV_DONTNEED, MADV_DONTNEED_LOCKED, MADV_POPULATE_READ, MADV_POPULATE_WRITE = 4, 24, 22, 23
 
 RACE_NS = 20_000  # two threads that fault on one page this close together were in the kernel at the same time
-JOIN_NS = 2_000_000  # a sleep that ends this soon after a child's or sibling's end was a wait for it
+WAKE_UP_NS = 2_000_000  # from being woken to running, on a busy machine
 STACK_GROWTH_BYTES = 8 << 20  # a touch this far below a stack grows it
 POPULATABLE_BYTES = 64 << 30  # larger mappings are reservations that nobody would populate
 
 KEPT_KIND_BITS = schema.WRITE | schema.KERNEL | schema.PROTECTION
+
+
+_Moment = tuple[int, int]  # when, and which other thread
+_Pause = tuple[int, int, int, str]  # thread, from when to when it was off the CPU, and why
 
 
 @dataclass
@@ -93,8 +100,8 @@ class _Calls:
     pause_ns: list[int] = field(default_factory=list)  # time after t_ns that is not thinking
 
     def add(
-        self, t_ns: int, thread: int, op: int, *, vma: int = 0, start: int = 0, end: int = 0, arg: int = 0, family: int = -1,
-        pause_ns: int = 0,
+        self, t_ns: int, thread: int, op: int, *, vma: int = 0, start: int = 0, end: int = 0, arg: int = 0,
+        family: int = -1, pause_ns: int = 0,
     ) -> None:  # fmt: skip
         for column, value in zip(
             (self.t_ns, self.thread, self.op, self.vma, self.start, self.end, self.arg, self.family, self.pause_ns),
@@ -250,7 +257,7 @@ class _Walk:
     # -- calls
 
     def caller(self, pid: int, t_ns: int) -> int:
-        """The thread of a process that made a call: the one that touched last before it (the trace keeps only the pid)."""
+        """The thread that made a call: the one of its process that touched last (the trace has only the pid)."""
         rows = self._by_pid.get(pid)
         if rows is not None:
             at = int(np.searchsorted(self.touch["t_ns"][rows], t_ns)) - 1
@@ -323,19 +330,18 @@ class _Walk:
 
 
 def from_trace(trace: Trace) -> Workload:
-    """The workload that a trace recorded. Raises FirsttouchError for a trace without the tables or values it must have."""
+    """The workload that a trace recorded. Raises FirsttouchError for one that was recorded with huge pages on."""
     if trace.meta["base_pages"] is False:
         raise FirsttouchError(
             f"{trace.path} was recorded with huge pages on (--as-is): touches behind them are missing",
             "record without --as-is",
         )
     walk = _Walk(trace)
-    off_cpu, exits = _walk_trace(walk, trace)
-    return _build(walk, trace, off_cpu, exits)
+    return _build(walk, trace, *_walk_trace(walk, trace))
 
 
-def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, int]]]:
-    """Pass 1 over everything but touches. Returns (thread, from_ns, to_ns, why) off the CPU, and (t_ns, thread) of ends."""
+def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[_Pause], list[_Moment], dict[int, list[_Moment]]]:
+    """Pass 1. Returns stretches off the CPU, ends of threads, and for each thread who woke it."""
     maps, unmaps, advice, tasks = (trace.table(name) for name in ("map", "unmap", "advice", "task"))
     # At one time: forks and execs first, then unmaps, maps, advice, and ends last.
     order: list[tuple[int, int, str, int]] = []
@@ -349,7 +355,8 @@ def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[tuple[int, int, int, st
     pid_of_tid: dict[int, int] = {}
     gone: dict[int, tuple[int, str]] = {}  # thread -> since when off the CPU, and why
     off_cpu: list[tuple[int, int, int, str]] = []
-    exits: list[tuple[int, int]] = []
+    exits: list[_Moment] = []
+    wakes: dict[int, list[_Moment]] = defaultdict(list)
     for t_ns, _, name, i in order:
         if name == "map":
             walk.map(
@@ -379,6 +386,8 @@ def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[tuple[int, int, int, st
                 if thread in gone:
                     since, why = gone.pop(thread)
                     off_cpu.append((thread, since, t_ns, why))
+            elif event == "wake":
+                wakes[walk.thread(tid, pid, t_ns)].append((t_ns, walk.thread(int(tasks["parent"][i]), pid, t_ns)))
             elif event == "exit":
                 exits.append((t_ns, walk.thread(tid, pid, t_ns)))
                 walk.exit(t_ns, pid, tid)
@@ -390,11 +399,11 @@ def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[tuple[int, int, int, st
         walk.catch_up(pid, last_ns)
     for tid in list(walk._by_tid):
         walk._name_threads(tid, last_ns)
-    return off_cpu, exits
+    return off_cpu, exits, wakes
 
 
 def _build(
-    walk: _Walk, trace: Trace, off_cpu: list[tuple[int, int, int, str]], exits: list[tuple[int, int]]
+    walk: _Walk, trace: Trace, off_cpu: list[_Pause], exits: list[_Moment], wakes: dict[int, list[_Moment]]
 ) -> Workload:
     """Passes 2 and 3."""
     touch, calls = walk.touch, walk.calls
@@ -408,7 +417,7 @@ def _build(
         page[mine] = _page_of(table, vpn[mine])
 
     end_ns = int(trace.meta["wall_ns"] or (touch["t_ns"][-1] if walk.nr else 0))
-    _add_waits(walk, off_cpu, exits)
+    _Waits(walk, off_cpu, exits, wakes).add()
     for thread, row in enumerate(walk.threads):
         stop = row["end_ns"] if row["end_ns"] >= 0 else max(end_ns, row["start_ns"])
         calls.add(stop, thread, EXIT)
@@ -494,7 +503,7 @@ def _regions(walk: _Walk, vpn: NDArray[np.int64]) -> dict[int, NDArray[np.int64]
 
 
 def _page_of(table: NDArray[np.int64], vpn: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Page numbers of vpns in a table of regions; where a region is missing, the start of the next one that is there."""
+    """Page numbers of vpns in a table of regions; where a region is missing, the start of the next one."""
     at = np.searchsorted(table, vpn >> PMD_ORDER)
     there = at < len(table)
     there[there] = table[at[there]] == vpn[there] >> PMD_ORDER
@@ -535,31 +544,78 @@ def _vma_table(walk: _Walk, regions: dict[int, NDArray[np.int64]], flags: NDArra
     return Vmas(start, end, np.concatenate([flags[:nr], [ANON | WRITABLE | NOHUGE, WRITABLE]]).astype(np.int32))
 
 
-def _add_waits(walk: _Walk, off_cpu: list[tuple[int, int, int, str]], exits: list[tuple[int, int]]) -> None:
-    """Time off the CPU: a wait for another thread's end if that came just before, else a sleep, or waiting for a CPU."""
-    exits = sorted(exits)
-    times = np.array([t for t, _ in exits], np.int64)
-    for thread, since, until, why in off_cpu:
-        pause = until - since
-        if why == "preempt":
-            walk.calls.add(since, thread, YIELD, pause_ns=pause)
-            continue
-        ended = None
-        for i in range(int(np.searchsorted(times, until, side="right")) - 1, -1, -1):
-            t_ns, other = exits[i]
-            if t_ns < since or until - t_ns > JOIN_NS:
-                break
-            mine = walk.threads[other]["parent"] == thread or walk.threads[other]["pid"] == walk.threads[thread]["pid"]
-            if mine and other != thread:
-                ended = other
-                break
-        if ended is None:
-            walk.inferred["sleeps"] += 1
-            walk.inferred["sleep_ns"] += pause
-            walk.calls.add(since, thread, SLEEP, pause_ns=pause)
-        else:
-            walk.inferred["joins"] += 1
-            walk.calls.add(since, thread, JOIN, arg=ended, pause_ns=pause)
+class _Waits:
+    """What each stretch off the CPU waited for, as far as the trace tells.
+
+    A thread that was woken by another of the program waits for that one to come to the same point. The trace of level
+    full says who woke whom, but for the end of a process; without it, whoever of the same process, its parent or its
+    children was awake just then is taken to have done it. What nobody ended was a sleep: I/O, or a timer.
+    """
+
+    def __init__(
+        self, walk: _Walk, off_cpu: list[_Pause], exits: list[_Moment], wakes: dict[int, list[_Moment]]
+    ) -> None:
+        self.walk, self.off_cpu, self.wakes = walk, off_cpu, wakes
+        self.near: dict[int, set[int]] = defaultdict(set)  # thread -> those that may wake it
+        threads_of_pid: dict[int, list[int]] = defaultdict(list)
+        for number, row in enumerate(walk.threads):
+            threads_of_pid[row["pid"]].append(number)
+        for number, row in enumerate(walk.threads):
+            self.near[number].update(threads_of_pid[row["pid"]])
+            if row["parent"] >= 0:
+                self.near[number].add(row["parent"])
+                self.near[row["parent"]].add(number)
+        self.ends: dict[int, list[_Moment]] = defaultdict(list)
+        for t_ns, other in sorted(exits):
+            for waiter in self.near[other] - {other}:
+                if walk.threads[other]["parent"] == waiter or walk.threads[other]["pid"] == walk.threads[waiter]["pid"]:
+                    self.ends[waiter].append((t_ns, other))
+        self.sleeps: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for thread, since, until, why in off_cpu:
+            if why == "sleep":
+                self.sleeps[thread].append((since, until))
+
+    def add(self) -> None:
+        """Add a call for each stretch off the CPU."""
+        calls, inferred = self.walk.calls, self.walk.inferred
+        for thread, since, until, why in self.off_cpu:
+            pause = until - since
+            if why == "preempt":
+                calls.add(since, thread, YIELD, pause_ns=pause)
+                continue
+            waker, at = self._last(self.wakes, thread, since, until)
+            ended, _ = self._last(self.ends, thread, since, until)
+            if waker < 0 and ended < 0 and self.walk.basic:
+                waker, at = self._awake(thread, until), until
+            if waker >= 0:
+                inferred["waits"] += 1
+                calls.add(at, waker, WAKE, arg=thread)
+                calls.add(since, thread, WAIT, pause_ns=pause)
+            elif ended >= 0:
+                inferred["waits"] += 1
+                calls.add(since, thread, JOIN, arg=ended, pause_ns=pause)
+            else:
+                inferred["sleeps"] += 1
+                inferred["sleep_ns"] += pause
+                calls.add(since, thread, SLEEP, pause_ns=pause)
+
+    def _last(self, moments: dict[int, list[_Moment]], thread: int, since: int, until: int) -> tuple[int, int]:
+        """The other thread of the last moment of `thread` in a sleep, and when it was; (-1, 0) if there is none."""
+        mine = moments.get(thread, [])
+        at = bisect_right(mine, (until, len(self.walk.threads))) - 1
+        if at < 0 or mine[at][0] < since:
+            return -1, 0
+        return mine[at][1], mine[at][0]
+
+    def _awake(self, thread: int, at: int) -> int:
+        """A thread that may have woken `thread` because it was awake just before that time, or -1."""
+        for other in self.near[thread] - {thread}:
+            row = self.walk.threads[other]
+            if row["start_ns"] < at and (row["end_ns"] < 0 or at <= row["end_ns"]):
+                i = bisect_right(self.sleeps[other], (at, at)) - 1
+                if i < 0 or self.sleeps[other][i][1] < at or self.sleeps[other][i][0] > at - WAKE_UP_NS:
+                    return other
+        return -1
 
 
 def _kinds(
