@@ -150,14 +150,18 @@ class Trace:
 
 
 def _check_meta(path: Path, meta: dict[str, Any]) -> None:
-    """Raise FirsttouchError for a value that is not what `schema.META_TYPES` says, or a count below 0."""
+    """Raise FirsttouchError for a value that is not what `schema.META_TYPES` says, or a number that cannot be."""
     for key, kind in META_TYPES.items():
         value = meta.get(key)
         if value is None:
             continue
-        wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
-        if wrong or (kind is int and value < 0) or (key == "page_bytes" and value & (value - 1)) or value == 0 == key.find("page"):
-            raise FirsttouchError(f"{path}: meta.{key} is {value!r}, which it cannot be", "the file is damaged; record again")
+        good = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if good and kind is int:
+            good = value.bit_count() == 1 if key == "page_bytes" else value >= 0
+        if not good:
+            raise FirsttouchError(
+                f"{path}: meta.{key} is {value!r}, which it cannot be", "the file is damaged; record again"
+            )
 
 
 def _open(path: Path) -> duckdb.DuckDBPyConnection:
