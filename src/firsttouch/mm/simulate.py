@@ -53,12 +53,14 @@ from firsttouch.mm.pmap import (
 from firsttouch.mm.pmap import HUGE as HUGE_REGION
 from firsttouch.mm.sched import (
     IDLE,
+    JOINING,
     LATENCY_NS,
     NEVER_NS,
     NOBODY,
     NR_READY,
     NR_TIMERS,
     SCRUBBING,
+    WAITING,
     add_timer,
     end_thread,
     join,
@@ -138,8 +140,12 @@ def run(w):  # type: ignore[no-untyped-def]
         timer_ns = s.timer_ns[0] if s.counts[NR_TIMERS] else NEVER_NS
         if timer_ns <= first_ns:
             if timer_ns == NEVER_NS:
-                break
-            wake(s, pop_timer(s), timer_ns, w.rules.quantum_ns)
+                t = blocked_thread(s)
+                if t == NOBODY:
+                    break
+                wake(s, t, latest(s), w.rules.quantum_ns)
+            else:
+                wake(s, pop_timer(s), timer_ns, w.rules.quantum_ns)
         elif s.activity[cpu] == SCRUBBING:
             scrub_step(w, cpu)
         else:
@@ -162,6 +168,24 @@ def earliest(s):  # type: ignore[no-untyped-def]
             elif ns < second_ns:
                 second_ns = ns
     return cpu, first_ns, second_ns
+
+
+@state_kernel
+def blocked_thread(s):  # type: ignore[no-untyped-def]
+    """The first thread that waits for another when none can run: the recorded waits were guessed wrong. Or NOBODY."""
+    for t in range(len(s.state)):
+        if s.state[t] in (WAITING, JOINING):
+            return t
+    return NOBODY
+
+
+@state_kernel
+def latest(s):  # type: ignore[no-untyped-def]
+    """The latest clock of all CPUs."""
+    ns = 0
+    for cpu in range(len(s.clock_ns)):
+        ns = max(ns, s.clock_ns[cpu])
+    return ns
 
 
 @state_kernel

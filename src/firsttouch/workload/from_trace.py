@@ -586,7 +586,7 @@ class _Waits:
             waker, at = self._last(self.wakes, thread, since, until)
             ended, _ = self._last(self.ends, thread, since, until)
             if waker < 0 and ended < 0 and self.walk.basic:
-                waker, at = self._awake(thread, until), until
+                waker, at = self._awake(thread, until)
             if waker >= 0:
                 inferred["waits"] += 1
                 calls.add(at, waker, WAKE, arg=thread)
@@ -607,15 +607,17 @@ class _Waits:
             return -1, 0
         return mine[at][1], mine[at][0]
 
-    def _awake(self, thread: int, at: int) -> int:
-        """A thread that may have woken `thread` because it was awake just before that time, or -1."""
+    def _awake(self, thread: int, at: int) -> tuple[int, int]:
+        """A thread that may have woken `thread` because it was awake just before that time, and when; or (-1, 0)."""
         for other in self.near[thread] - {thread}:
             row = self.walk.threads[other]
             if row["start_ns"] < at and (row["end_ns"] < 0 or at <= row["end_ns"]):
                 i = bisect_right(self.sleeps[other], (at, at)) - 1
-                if i < 0 or self.sleeps[other][i][1] < at or self.sleeps[other][i][0] > at - WAKE_UP_NS:
-                    return other
-        return -1
+                if i < 0 or self.sleeps[other][i][1] < at:
+                    return other, at
+                if self.sleeps[other][i][0] > at - WAKE_UP_NS:
+                    return other, self.sleeps[other][i][0] - 1
+        return -1, 0
 
 
 def _kinds(
