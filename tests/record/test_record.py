@@ -172,21 +172,20 @@ os.wait()
         assert trace.sql("SELECT count(*) FROM task WHERE event = 'exec' AND comm = 'sh'") == [(1,)]
 
 
-def test_a_descendant_that_outlives_the_program_is_reported(target):
-    # the child is held by its own read until the test closes the pipe
-    held, release = os.pipe()
-    os.set_inheritable(held, True)
-    os.set_inheritable(release, False)
+def test_a_descendant_that_outlives_the_program_is_reported(target, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    end = os.open(fifo, os.O_RDWR)
     try:
-        done = record(["/bin/sh", "-c", f"(read line <&{held}) & exit 0"], target, level="basic")
-    except FirsttouchError:
-        raise
+        done = record(["/bin/sh", "-c", f"(read line < {fifo}) & exit 0"], target, level="basic")
+        os.write(end, b"go\n")
+        with Trace(target) as trace:
+            assert trace.meta["descendants_left"] == 1
+            ((reader,),) = trace.sql("SELECT pid FROM task WHERE event = 'fork'")
+        wait_for(lambda: not Path(f"/proc/{reader}").exists())
     finally:
-        os.close(release)
-        os.close(held)
+        os.close(end)
     assert done.exit_status == 0
-    with Trace(target) as trace:
-        assert trace.meta["descendants_left"] == 1
 
 
 @pytest.mark.parametrize(
