@@ -101,6 +101,10 @@ class VmaMap:
         at = np.searchsorted(self._array[:, 0], addresses, side="right").astype(np.int32) - 1
         return np.where((at >= 0) & (addresses < self._array[at, 1]), at, -1).astype(np.int32)
 
+    def near(self, start: int, end: int) -> list[Vma]:
+        """The mappings that overlap or touch [start, end)."""
+        return self._overlapping(max(0, start - 1), end + 1)
+
     def _overlapping(self, start: int, end: int) -> list[Vma]:
         return self.vmas[slice(*self._span(start, end))]
 

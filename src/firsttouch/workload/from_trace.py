@@ -132,6 +132,7 @@ class _Walk:
         self.touch_thread = np.zeros(self.nr, np.int32)
         self.touch_mm = np.zeros(self.nr, np.int32)
         self.inferred: Counter[str] = Counter()
+        self.made: list[tuple[int, int, _Space, int, int]] = []  # without root: anonymous mappings, as they were made
         self._by_pid = _group(self.touch["pid"])
         self._by_tid = _group(self.touch["tid"])
         self._flushed: Counter[int] = Counter()
@@ -270,12 +271,8 @@ class _Walk:
         """A mapping is made, or changed by mprotect, or has grown."""
         self.catch_up(pid, t_ns)
         space = self.space(pid, t_ns)
-        if self.basic and any(
-            v.start == start and v.end == end and v.prot == prot and v.name == name for v in space.vmas.vmas
-        ):
-            # The same mapping again: without root the munmap between the two was not seen.
-            self.inferred["unmaps"] += 1
-            self._unmap_event(t_ns, pid, space, start, end)
+        if self.basic:
+            self._infer_unmap(t_ns, pid, space, start, end, prot, name)
         space.vmas.map(start, end, map_id, prot, flags, name)
         vma = space.vmas.vmas[int(space.vmas.find(np.array([start], np.uint64))[0])]
         if _vma_flags(vma) & (ANON | WRITABLE) == ANON | WRITABLE and end - start <= POPULATABLE_BYTES:
@@ -289,6 +286,43 @@ class _Walk:
                 end=end,
                 family=space.family,
             )
+
+    def _infer_unmap(self, t_ns: int, pid: int, space: _Space, start: int, end: int, prot: int, name: str) -> None:
+        """Without root: neighbours that would have merged into this mapping, and did not, are gone; so is its like."""
+        for old in space.vmas.near(start, end):
+            if old.is_file or (old.prot, old.name) != (prot, name):
+                continue
+            if (old.start, old.end) == (start, end):
+                gone = [(start, end)]
+            else:
+                gone = [(old.start, min(old.end, start)), (max(old.start, end), old.end)]
+            for first, last in gone:
+                if first < last:
+                    self.inferred["unmaps"] += 1
+                    space.vmas.unmap(first, last)
+                    self._unmap_event(t_ns, pid, space, first, last)
+        self.made.append((t_ns, pid, space, start, end))
+
+    def infer_reuse(self) -> None:
+        """Without root: the span of pages that fault again after a mapping over them was made was unmapped before."""
+        vpn = (self.touch["vaddr"] // BASE_PAGE_BYTES).astype(np.int64)
+        order = np.lexsort((np.arange(self.nr), vpn, self.touch_mm))
+        mm, page, row = self.touch_mm[order], vpn[order], self.touch_vma[order]
+        again = np.flatnonzero((mm[1:] == mm[:-1]) & (page[1:] == page[:-1]) & (row[1:] != row[:-1])) + 1
+        left = {"mm": mm[again], "page": page[again]}
+        left["after"], left["t_ns"] = self.touch["t_ns"][order[again - 1]], self.touch["t_ns"][order[again]]
+        for t_ns, pid, space, start, end in reversed(self.made):
+            hit = (left["mm"] == space.mm) & (left["after"] < t_ns) & (left["t_ns"] > t_ns)
+            hit &= (left["page"] >= start // BASE_PAGE_BYTES) & (left["page"] < end // BASE_PAGE_BYTES)
+            if hit.any():
+                pages = left["page"][hit]
+                self.inferred["unmaps"] += 1
+                first, last = int(pages.min()) * BASE_PAGE_BYTES, (int(pages.max()) + 1) * BASE_PAGE_BYTES
+                rows = self._by_pid[pid]
+                before = rows[max(0, int(np.searchsorted(self.touch["t_ns"][rows], t_ns)) - 1)]
+                thread = int(self.touch_thread[before])
+                self.calls.add(t_ns - 1, thread, UNMAP, start=first, end=last, family=space.family)
+                left = {name: column[~hit] for name, column in left.items()}
 
     def unmap(self, t_ns: int, pid: int, start: int, end: int, how: str, to_start: int, to_end: int) -> None:
         """munmap, a shrinking brk, or mremap."""
@@ -399,6 +433,8 @@ def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[_Pause], list[_Moment],
         walk.catch_up(pid, last_ns)
     for tid in list(walk._by_tid):
         walk._name_threads(tid, last_ns)
+    if walk.basic:
+        walk.infer_reuse()
     return off_cpu, exits, wakes
 
 
