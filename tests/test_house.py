@@ -71,7 +71,8 @@ try:
 except AttributeError:
     print("done")
 """
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "done\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "done\n", done.stderr
 
 
 def test_the_bundled_traces_are_whole_small_and_name_nothing_odd() -> None:
