@@ -201,7 +201,7 @@ def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
         if pr.stage[t] == THINK:
             if pr.think_ns[t] == 0:
                 pr.think_ns[t] = gap(w, t, e)
-            if not think(w, cpu, t, limit_ns):
+            if not think(w, cpu, t):
                 continue
             pr.stage[t] = START
             pr.step[t] = w.events.page[e]
@@ -230,15 +230,13 @@ def gap(w, t, e):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def think(w, cpu, t, limit_ns):  # type: ignore[no-untyped-def]
-    """Compute, up to just past `limit_ns` or the end of the quantum; return whether the thread is done with it."""
+def think(w, cpu, t):  # type: ignore[no-untyped-def]
+    """Compute, for a quantum at most, so that others who become ready get the CPU; return whether the thread is done."""
     s, pr = w.sched, w.progress
     now = s.clock_ns[cpu]
-    until = now + pr.think_ns[t]
+    until = now + min(pr.think_ns[t], w.rules.quantum_ns)
     if s.counts[NR_READY]:
         until = min(until, max(now, s.slice_end_ns[cpu]))
-    if until > limit_ns:
-        until = max(now, min(until, limit_ns + 1))
     s.clock_ns[cpu] = until
     pr.think_ns[t] -= until - now
     w.total[THINK_NS] += until - now
