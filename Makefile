@@ -28,7 +28,7 @@ test-kernel: $(STAMP)
 	$(BIN)/python -m pytest -m kernel
 
 bench: $(STAMP)
-	$(BIN)/python -m pytest benchmarks --benchmark-only
+	$(BIN)/python -m pytest benchmarks/bench_*.py --benchmark-only
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[docs]'

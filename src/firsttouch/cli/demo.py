@@ -30,7 +30,7 @@ def demo() -> None:
         path = Path(folder) / "pipeline.ftt"
         try:
             terminal.note("recording a NumPy image pipeline, examples/pipeline.py, for about a second")
-            report(recorder.record([sys.executable, str(files / "pipeline.py")], path))
+            report(recorder.record([sys.executable, str(files / "pipeline.py")], path), kept=False)
         except NotHere as error:
             terminal.note(f"recording is not possible here: {error.message.splitlines()[0]}")
             if error.hint:

@@ -60,18 +60,15 @@ def record(
     raise typer.Exit(result.exit_status)
 
 
-def report(result: Recording) -> None:
-    """Say on stderr what was recorded, and what was not."""
+def report(result: Recording, *, kept: bool = True) -> None:
+    """Say on stderr what was recorded, and what was not; `kept` if the trace stays where it is."""
     from firsttouch.units import format_ns
 
-    terminal.note(
-        f"{result.touches:,} touches in {format_ns(result.wall_ns)}, {result.lost:,} lost, level {result.level}, "
-        f"in {result.path}"
-    )
+    text = f"{result.touches:,} touches in {format_ns(result.wall_ns)}, {result.lost:,} lost, level {result.level}"
+    terminal.note(f"{text}, in {result.path}" if kept else text)
     if result.why:
         terminal.note(f"level {result.level}, because {result.why}")
     if result.unseen > max(10, 0.001 * result.touches):
-        unit = result.touches + result.unseen
         terminal.note(
             f"not seen: {result.unseen:,} faults ({result.unseen / unit:.1%}), most of them inside system calls"
         )

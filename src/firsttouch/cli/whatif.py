@@ -59,7 +59,7 @@ def whatif(
         path = output or Path(folder) / f"{Path(command[0]).name or 'program'}.ftt"
         with terminal.stdout_to_stderr(as_json):
             result = recorder.record(command, path, level=level, force=force)
-        report(result)
+        report(result, kept=output is not None)
         show(path, options, as_json=as_json, plain=plain, html=html, force=force)
 
 

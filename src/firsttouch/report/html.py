@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from firsttouch.report import summary, tables
+from firsttouch.whatif.advice import saved_ratio
 
 if TYPE_CHECKING:
     from firsttouch.trace.store import Trace
@@ -100,7 +101,7 @@ def _whatif_table(result: WhatIf) -> str:
     head = "".join(f'<th class="{"left" * (i in left)}">{escape(name)}</th>' for i, name in enumerate(tables.COLUMNS))
     body = []
     for row, outcome in zip(tables.whatif_cells(result), tables.whatif_order(result), strict=True):
-        gain = result.reference.wall_ns - outcome.wall_ns
+        gain = round(saved_ratio(outcome, result.reference), 3)  # as shown
         cells = []
         for i, cell in enumerate(row):
             style = "left" if i in left else "gain" if i == 5 and gain > 0 else "loss" if i == 5 and gain < 0 else ""

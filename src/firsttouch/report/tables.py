@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from firsttouch.units import format_bytes, format_ns
-from firsttouch.whatif.advice import saved_ns, saved_ratio
+from firsttouch.whatif.advice import saved_ratio
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +76,7 @@ def whatif_cells(result: WhatIf) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for outcome in whatif_order(result):
         is_reference = outcome.policy == result.now
-        saved = f"{saved_ratio(outcome, result.reference):.1%}"
+        saved = f"{saved_ratio(outcome, result.reference):.1%}".replace("-0.0%", "0.0%")
         rows.append(
             (
                 safe(short_name(outcome.policy)),
@@ -153,7 +153,7 @@ def print_whatif(result: WhatIf, console: Console) -> None:
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in COLUMNS[:2] else "right", no_wrap=column != "policy")
     for row, outcome in zip(whatif_cells(result), whatif_order(result), strict=True):
-        gain = saved_ns(outcome, result.reference)
+        gain = round(saved_ratio(outcome, result.reference), 3)  # as shown
         cells = [Text(cell, style="bold" if outcome.policy == result.now else "") for cell in row]
         if row[5] != "-":
             cells[5].stylize("green" if gain > 0 and not outcome.out_of_memory else "red" if gain < 0 else "")
