@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from firsttouch.record import ring
 from firsttouch.record.ring import Chunk, Rows, join, pick, record_bytes
 from firsttouch.record.stacks import Place, StackTable, stack_ids
-from firsttouch.trace.schema import FILE, NO_ID, TABLES
-from firsttouch.trace.vma import VmaMap
+from firsttouch.trace.schema import FILE, MAP_STACK, NO_ID, TABLES
+from firsttouch.trace.vma import MADV_NOHUGEPAGE, VmaMap
 
 OFF_CPU_NS = 20_000  # shorter absences are not written
 STACK_EXPAND_BYTES = 128 << 10  # exec grows the new stack by this much and tells nobody (setup_arg_pages)
@@ -63,6 +63,8 @@ class Assembler:
         self._brk: dict[int, int] = {}
         self._fresh: set[int] = set()  # exec'd, and the stack's mapping not seen yet
         self._mremap: dict[int, list[int]] = {}
+        self._stack_maps: dict[int, int] = {}  # tid -> length of the mmap(MAP_STACK) it is in
+        self._pid_of: dict[int, int] = {}  # tid -> pid
         self._pgoff: list[tuple[int, int]] = []  # [map_id] (start, pgoff_bytes)
         self._lists: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self._touches: list[dict[str, NDArray[Any]]] = []
@@ -98,6 +100,7 @@ class Assembler:
             self._map(pid, t_ns, mapping)
         for tid, comm in read_threads(pid):
             self.threads.add(tid)
+            self._pid_of[tid] = pid
             self.alive[pid] = self.alive.get(pid, 0) + 1
             self._task(t_ns, pid, tid, "comm", 0, comm)
 
@@ -187,6 +190,7 @@ class Assembler:
 
     def _begin(self, pid: int, tid: int) -> None:
         self.threads.add(tid)
+        self._pid_of[tid] = pid
         self.exit_ns.pop(tid, None)
         if self.alive.get(pid, 0) == 0:
             self.alive[pid] = 1
@@ -214,6 +218,19 @@ class Assembler:
             self._brk[pid] = args[0]
             if after < before:
                 self._unmap(finder, at, t_ns, pid, after, before, "brk")
+        elif what == ring.MMAP_CALL:
+            if args[1] & MAP_STACK:
+                self._stack_maps[tid] = args[0]
+        elif what == ring.MMAP_EXIT:
+            length = self._stack_maps.pop(tid, 0)
+            if length and args[0] < 1 << 63:
+                # The kernel makes such a mapping VM_NOHUGEPAGE, as madvise would.
+                end = self._page_up(args[0] + length)
+                self._lists["advice"].append((pid, t_ns - self.start_ns, args[0], end, MADV_NOHUGEPAGE))
+        elif what == ring.WAKING:
+            woken = args[0] & 0x7FFFFFFF
+            if woken in self._pid_of and woken != tid:
+                self._task(t_ns, self._pid_of[woken], woken, "wake", tid, "")
         elif what == ring.MREMAP:
             self._mremap[tid] = args
         elif what == ring.MREMAP_EXIT:

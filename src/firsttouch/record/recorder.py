@@ -51,6 +51,9 @@ _ROLES = {
     "syscalls/sys_exit_brk": ring.BRK,
     "syscalls/sys_enter_mremap": ring.MREMAP,
     "syscalls/sys_exit_mremap": ring.MREMAP_EXIT,
+    "syscalls/sys_enter_mmap": ring.MMAP_CALL,
+    "syscalls/sys_exit_mmap": ring.MMAP_EXIT,
+    "sched/sched_waking": ring.WAKING,
 }
 
 

@@ -25,7 +25,9 @@ from firsttouch.record import perf_event as pe
 from firsttouch.trace.schema import EXEC, KERNEL, PROTECTION, UNKNOWN_ACCESS, WRITE
 
 # Row.what
-TOUCH, SWITCH, MMAP, COMM, FORK, EXIT, MUNMAP, MADVISE, BRK, MREMAP, MREMAP_EXIT = range(11)
+TOUCH, SWITCH, MMAP, COMM, FORK, EXIT, MUNMAP, MADVISE, BRK, MREMAP, MREMAP_EXIT, MMAP_CALL, MMAP_EXIT, WAKING = range(
+    14
+)
 # Row.kind of a SWITCH
 RUN, SLEEP, PREEMPT = 0, 1, 2
 
@@ -69,7 +71,7 @@ class Rows(NamedTuple):
     args: NDArray[np.uint64]
     # [row, NR_ARGS]; TOUCH: address, ip, hash of the call chain (0: none), its place in the chunk (4-byte words), its
     # length; FORK and EXIT: parent process and thread; MMAP and COMM: offset of the record in the chunk (4-byte words)
-    # and its misc; system calls: arguments, or the return value
+    # and its misc; system calls: arguments, or the return value; WAKING: the thread woken, in the low half
 
 
 def pick(rows: Rows, index: Any) -> Rows:

@@ -24,6 +24,9 @@ WANTED = {
     "syscalls/sys_exit_brk": ("ret",),
     "syscalls/sys_enter_mremap": ("addr", "old_len", "new_len", "flags"),
     "syscalls/sys_exit_mremap": ("ret",),
+    "syscalls/sys_enter_mmap": ("len", "flags"),
+    "syscalls/sys_exit_mmap": ("ret",),
+    "sched/sched_waking": ("pid",),
 }
 MOUNT_POINTS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 
@@ -38,7 +41,7 @@ class Tracepoint:
 
     name: str
     id: int
-    offsets: tuple[int, ...]  # each field is 8 bytes, at a multiple of 4
+    offsets: tuple[int, ...]  # each field is 8 bytes, or 4 and not the last, at a multiple of 4
 
 
 def mounted() -> Path | None:
@@ -62,13 +65,14 @@ def read() -> dict[str, Tracepoint]:
 
 
 def parse(name: str, text: str, fields: tuple[str, ...]) -> Tracepoint:
-    """A tracepoint from the text of its `format` file. Raises NotHere if a field is missing or not 8 bytes wide."""
+    """A tracepoint from the text of its `format` file. Raises NotHere if a field is missing or of another width."""
     number = re.search(r"^ID: (\d+)$", text, re.MULTILINE)
     places = {field: (int(offset), int(size)) for field, offset, size in _FIELD.findall(text)}
     for field in fields:
         offset, size = places.get(field, (0, 0))
-        if number is None or size != 8 or offset % 4:
-            raise NotHere(f"tracepoint {name} of this kernel has no 8-byte field {field}", "record with --level basic")
+        last = max(place[0] for place in places.values()) if places else 0
+        if number is None or offset % 4 or not (size == 8 or (size == 4 and offset < last)):
+            raise NotHere(f"tracepoint {name} of this kernel has no field {field}", "record with --level basic")
     assert number is not None
     return Tracepoint(name, int(number[1]), tuple(places[field][0] for field in fields))
 

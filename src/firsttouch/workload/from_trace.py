@@ -421,7 +421,9 @@ def _walk_trace(walk: _Walk, trace: Trace) -> tuple[list[_Pause], list[_Moment],
                     since, why = gone.pop(thread)
                     off_cpu.append((thread, since, t_ns, why))
             elif event == "wake":
-                wakes[walk.thread(tid, pid, t_ns)].append((t_ns, walk.thread(int(tasks["parent"][i]), pid, t_ns)))
+                waker = walk.thread_of_tid.get(int(tasks["parent"][i]), -1)
+                if waker >= 0 and tid in walk.thread_of_tid:
+                    wakes[walk.thread_of_tid[tid]].append((t_ns, waker))
             elif event == "exit":
                 exits.append((t_ns, walk.thread(tid, pid, t_ns)))
                 walk.exit(t_ns, pid, tid)
