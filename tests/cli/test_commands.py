@@ -188,7 +188,7 @@ def test_words_after_the_dashes_are_the_programs(monkeypatch: pytest.MonkeyPatch
     def keep(command: list[str], path: Path, **options: object) -> recorder.Recording:
         seen.append(command)
         assert options["force"] is False
-        return recorder.Recording(path, 7, 10, 0, "basic", "not root", 12, 0, 2, 1_000_000)
+        return recorder.Recording(path, 7, 300, 0, "basic", "not root", 400, 0, 100, 1_000_000)
 
     monkeypatch.setattr(recorder, "record", keep)
     words = ["prog", "--json", "-o", "--", "--force", "", "a b", "--help"]
@@ -196,6 +196,7 @@ def test_words_after_the_dashes_are_the_programs(monkeypatch: pytest.MonkeyPatch
     assert seen == [words]
     assert ran.code == 7
     assert "exit status was 7" in ran.err and "because not root" in ran.err
+    assert "not seen: 100 faults (25.0%)" in ran.err
 
 
 @needs_recording

@@ -69,9 +69,8 @@ def report(result: Recording, *, kept: bool = True) -> None:
     if result.why:
         terminal.note(f"level {result.level}, because {result.why}")
     if result.unseen > max(10, 0.001 * result.touches):
-        terminal.note(
-            f"not seen: {result.unseen:,} faults ({result.unseen / unit:.1%}), most of them inside system calls"
-        )
+        share = result.unseen / (result.touches + result.unseen)
+        terminal.note(f"not seen: {result.unseen:,} faults ({share:.1%}), most of them inside system calls")
     if result.exit_status > 128:
         terminal.note(f"the program was ended by signal {result.exit_status - 128}")
     elif result.exit_status:
