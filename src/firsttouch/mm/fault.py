@@ -348,8 +348,8 @@ def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
     elif service == SHARED_FILL and pm.state[entry] & STATE == NONE:
         map_pfnless(pm, slot, entry, SHMEM)
     pm.state[entry] |= FRESH
-    serve(w, cpu, mm, entry, int(w.events.kind[e]))
     count_fault(w, service, w.sched.clock_ns[cpu] - pr.start_ns[t])
+    serve(w, cpu, mm, entry, int(w.events.kind[e]))
 
 
 @state_kernel
