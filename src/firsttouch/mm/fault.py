@@ -67,6 +67,7 @@ from firsttouch.mm.world import (
     SHARED_FILL,
     SPURIOUS,
     SYSTEM_NS,
+    THINK_NS,
     ZERO_FILL,
     ZERO_PAGE_READ,
     ZEROED_BYTES,
@@ -89,7 +90,7 @@ def service_of_mapped(w, state, kind, flags):  # type: ignore[no-untyped-def]
     """What a touch of a mapped page needs: NO_FAULT, or the service of its fault."""
     mapped = state & STATE
     if kind & RACED:
-        return SPURIOUS if state & FRESH else NO_FAULT
+        return SPURIOUS if state & (FRESH | NEAR) else NO_FAULT
     if kind & WRITE:
         if mapped == ZERO_PAGE:
             return ZERO_FILL
@@ -97,9 +98,17 @@ def service_of_mapped(w, state, kind, flags):  # type: ignore[no-untyped-def]
             return COW
         if mapped == FILE_RO:
             return REUSE if flags & SHARED else COW
-        if kind & PROTECTION and kind & RECORDED and state & WRITTEN:
-            return REUSE  # it had lost its write permission (mprotect, soft-dirty) since its last write
+        if kind & PROTECTION and kind & RECORDED and (state & WRITTEN or mapped != ANON_RW):
+            return REUSE  # it had no write permission (mprotect, soft-dirty), whatever the model thinks
     return NO_FAULT
+
+
+@inlined
+def is_better_mapped(kind, state):  # type: ignore[no-untyped-def]
+    """Whether a recorded touch needs no fault because the policy mapped its page as the recording kernel had not."""
+    if state & NEAR:
+        return False
+    return kind & RACED != 0 or state & TOUCHED == 0 or kind & (PROTECTION | WRITE) == PROTECTION | WRITE
 
 
 @inlined
@@ -132,9 +141,9 @@ def recorded_cost(w, kind, flags, state):  # type: ignore[no-untyped-def]
 
 @state_kernel
 def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
-    """Do (or go on with) the TOUCH event `e` of thread `t`; return whether it is done, or stopped past `limit_ns`."""
+    """Do (or go on with) one touch of event `e` of thread `t`; return whether it is done, or stopped past `limit_ns`."""
     mm = int(w.progress.mm[t])
-    page = w.events.page[e]
+    page = w.progress.step[t]
     if w.progress.stage[t] < ALLOC:
         slot = need_slot(w.pmap, mm, page)
         if slot == NO_SLOT:
@@ -169,14 +178,14 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
     if state & STATE != NONE:
         service = service_of_mapped(w, state, kind, flags)
         if service == NO_FAULT:
-            if kind & RECORDED == 0 or kind & (RACED | PROTECTION) or state & (TOUCHED | NEAR) == 0:
+            if kind & RECORDED == 0 or is_better_mapped(kind, state):
                 pm.state[entry] = state & ~FRESH
                 serve(w, cpu, mm, entry, kind)
                 return False
             free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
     if service == NO_FAULT:
         service = service_of_none(kind, flags)
-    page = w.events.page[e]
+    page = pr.step[t]
     pr.start_ns[t] = w.sched.clock_ns[cpu]
     pr.order[t] = 0
     orders = int(w.vma_orders[vma])
@@ -188,7 +197,7 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
             pr.order[t] = PMD_ORDER
     elif service == ZERO_PAGE_READ and w.rules.use_zero_page and superpage_fits(pm, slot, start, end, page, orders):
         pr.order[t] = PMD_ORDER
-    elif service == COW and pm.state[entry] & STATE == ANON_RO and is_last_user(pm, entry):
+    elif service == COW and pm.state[entry] & STATE == ANON_RO and is_last_user(pm, slot, entry):
         service = REUSE
     pr.service[t] = service
     advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
@@ -199,11 +208,19 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def is_last_user(pm, entry):  # type: ignore[no-untyped-def]
-    """Whether no other entry than its own block's maps the folio behind `entry`, so that a write may keep it."""
+def is_last_user(pm, slot, entry):  # type: ignore[no-untyped-def]
+    """Whether only this region maps the folio behind `entry`, each page once, so that a write may keep the page."""
     pfn = int(pm.pfn[entry])
     k = int(pm.folio_order[pfn])
-    return pm.refs[pfn & ~((1 << k) - 1)] <= 1 << k if k else pm.refs[pfn] == 1
+    if k == 0:
+        return pm.refs[pfn] == 1
+    head = pfn & ~((1 << k) - 1)
+    first = entry - (pfn - head)
+    nr = 0
+    for i in range(max(first, slot * PMD_PAGES), min(first + (1 << k), (slot + 1) * PMD_PAGES)):
+        if pm.state[i] != NONE and pm.pfn[i] == head + i - first:
+            nr += 1
+    return pm.refs[head] == nr
 
 
 @inlined
@@ -240,8 +257,10 @@ def credit(w, t, ns):  # type: ignore[no-untyped-def]
 
 @inlined
 def serve(w, cpu, mm, entry, kind):  # type: ignore[no-untyped-def]
-    """The program gets its page: mark it touched, and let it pay for lines that are in no cache."""
+    """The program gets its page: mark it touched, and let it pay for its lines, more if they are in no cache."""
     mark_touched(w.pmap, mm, entry)
+    w.sched.clock_ns[cpu] += w.cost.touch_page
+    w.total[THINK_NS] += w.cost.touch_page
     if kind & WRITE:
         w.pmap.state[entry] |= WRITTEN
     if w.pmap.state[entry] & COLD:
@@ -326,7 +345,7 @@ def fill(w, cpu, t):  # type: ignore[no-untyped-def]
 def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
     """INSTALL: map what the fault prepared, under the page table's lock, and let the program have its page."""
     pm, pr = w.pmap, w.progress
-    page, vma = w.events.page[e], int(w.events.vma[e])
+    page, vma = pr.step[t], int(w.events.vma[e])
     slot = find_slot(pm, mm, page)
     entry = entry_of(slot, page)
     service = int(pr.service[t])
@@ -339,8 +358,7 @@ def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
     elif service == COW:
         install_copy(w, cpu, t, mm, slot, entry)
     elif service == REUSE:
-        state = ANON_RW if pm.state[entry] & STATE == ANON_RO or pm.state[entry] & STATE == ANON_RW else FILE_RW
-        pm.state[entry] = int(pm.state[entry]) & ~STATE | state
+        install_reuse(pm, slot, entry)
     elif service == ZERO_PAGE_READ:
         install_zero_page(pm, slot, entry, int(pr.order[t]))
     elif service == FILE:
@@ -401,6 +419,20 @@ def install_copy(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
     if pm.state[entry] & STATE != NONE:
         free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
     map_block(pm, mm, slot, entry, int(w.progress.pfn[t]), 0, ANON_RW)
+
+
+@state_kernel
+def install_reuse(pm, slot, entry):  # type: ignore[no-untyped-def]
+    """Make what is mapped writable: one entry, or the whole superpage."""
+    first, end = entry, entry + 1
+    if pm.huge[slot] == HUGE_REGION:
+        first, end = slot * PMD_PAGES, (slot + 1) * PMD_PAGES
+    for i in range(first, end):
+        mapped = pm.state[i] & STATE
+        if mapped == ANON_RO:
+            pm.state[i] = int(pm.state[i]) & ~STATE | ANON_RW
+        elif mapped == FILE_RO:
+            pm.state[i] = int(pm.state[i]) & ~STATE | FILE_RW
 
 
 @state_kernel
