@@ -231,7 +231,7 @@ def check(pm: Pmap) -> list[str]:
     refs: dict[int, int] = {}
     for slot in used:
         span = slice(int(slot) * PMD_PAGES, (int(slot) + 1) * PMD_PAGES)
-        states, pfns = pm.state[span] & STATE, int(pm.pfn[span])
+        states, pfns = pm.state[span] & STATE, pm.pfn[span]
         if np.count_nonzero(states) != pm.nr_mapped[slot]:
             wrong.append(
                 f"P1: slot {slot} has {np.count_nonzero(states)} entries mapped, nr_mapped {pm.nr_mapped[slot]}"
