@@ -173,6 +173,19 @@ def join(s, thread, other):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
+def stop_joining(s, thread):  # type: ignore[no-untyped-def]
+    """Take a thread off the list of those that the end of another would wake, if it is on one."""
+    for other in range(len(s.state)):
+        if s.first_joiner[other] == thread:
+            s.first_joiner[other] = s.next_joiner[thread]
+        i = int(s.first_joiner[other])
+        while i != NOBODY:
+            if s.next_joiner[i] == thread:
+                s.next_joiner[i] = s.next_joiner[thread]
+            i = int(s.next_joiner[i])
+
+
+@state_kernel
 def wait(s, thread):  # type: ignore[no-untyped-def]
     """Wait to be woken; return whether the thread must, or was woken beforehand."""
     if s.wakes[thread] > 0:

@@ -67,6 +67,7 @@ from firsttouch.mm.sched import (
     leave_cpu,
     pop_timer,
     preempt,
+    stop_joining,
     wait,
     wake,
     wake_waiting,
@@ -131,6 +132,7 @@ def run(w):  # type: ignore[no-untyped-def]
     """Replay all events."""
     s = w.sched
     for t in range(len(s.state)):
+        next_event(w, t, s.next_event[t])
         if w.threads.parent[t] < 0:
             w.mm_users[w.threads.mm[t]] += 1
             add_timer(s, t, w.threads.start_ns[t])
@@ -143,6 +145,7 @@ def run(w):  # type: ignore[no-untyped-def]
                 t = blocked_thread(s)
                 if t == NOBODY:
                     break
+                stop_joining(s, t)
                 wake(s, t, latest(s), w.rules.quantum_ns)
             else:
                 wake(s, pop_timer(s), timer_ns, w.rules.quantum_ns)
@@ -204,13 +207,14 @@ def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
             if not think(w, cpu, t):
                 continue
             pr.stage[t] = START
-            pr.step[t] = w.events.page[e]
             if s.clock_ns[cpu] > limit_ns:
                 return
         if w.events.op[e] == TOUCH:
             if touch(w, cpu, t, e, limit_ns):
                 pr.stage[t] = THINK
-                s.next_event[t] = e + 1
+                pr.step[t] += max(1, w.events.arg[e])
+                if pr.step[t] >= w.events.end[e]:
+                    next_event(w, t, e + 1)
             if w.total[OUT_OF_MEMORY] or w.pmap.counts[SLOTS_FULL]:
                 return
         elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE):
@@ -301,7 +305,15 @@ def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
 def done(w, t, e):  # type: ignore[no-untyped-def]
     """Event `e` is over."""
     w.progress.stage[t] = THINK
-    w.sched.next_event[t] = e + 1
+    next_event(w, t, e + 1)
+
+
+@inlined
+def next_event(w, t, e):  # type: ignore[no-untyped-def]
+    """Thread `t` comes to event `e`; after its EXIT there is none."""
+    w.sched.next_event[t] = e
+    if e < w.threads.end[t]:
+        w.progress.step[t] = w.events.page[e]
 
 
 @state_kernel
