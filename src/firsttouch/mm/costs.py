@@ -32,6 +32,7 @@ class CostTable(NamedTuple):
     zero: NDArray[np.int64]  # [order] in the fault
     zero_temporal: NDArray[np.int64]  # [order] in the recorded fault
     scrub: NDArray[np.int64]  # [order] ahead of use
+    touch_page: int  # what the user pays for the lines of a page zeroed just now; 0 in a recording, whose gaps hold it
     cold_page: int  # what the user pays more for a page whose lines are in no cache
     handoff: int
     zone_page: int  # one page moved between lists under the zone lock
@@ -80,6 +81,7 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         zero=blocks(policy.zero.method),
         zero_temporal=temporal,
         scrub=blocks(policy.zero.scrub_method),
+        touch_page=0 if level else round(lines * cost.line_hot.ns),
         cold_page=max(0, round(lines * (cost.line_cold.ns - cost.line_hot.ns))),
         handoff=round(cost.lock_handoff.ns),
         zone_page=zone_page,

@@ -141,7 +141,7 @@ def recorded_cost(w, kind, flags, state):  # type: ignore[no-untyped-def]
 
 @state_kernel
 def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
-    """Do (or go on with) one touch of event `e` of thread `t`; return whether it is done, or stopped past `limit_ns`."""
+    """Do (or go on with) one touch of event `e` of thread `t`; return whether it is done, or stopped past the limit."""
     mm = int(w.progress.mm[t])
     page = w.progress.step[t]
     if w.progress.stage[t] < ALLOC:

@@ -235,7 +235,7 @@ def gap(w, t, e):  # type: ignore[no-untyped-def]
 
 @inlined
 def think(w, cpu, t):  # type: ignore[no-untyped-def]
-    """Compute, for a quantum at most, so that others who become ready get the CPU; return whether the thread is done."""
+    """Compute, for a quantum at most, so that others who become ready get the CPU; return whether that was all."""
     s, pr = w.sched, w.progress
     now = s.clock_ns[cpu]
     until = now + min(pr.think_ns[t], w.rules.quantum_ns)
