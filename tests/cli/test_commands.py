@@ -242,3 +242,20 @@ def test_the_demo_without_recording_shows_the_bundled_trace(
     assert "recording is not possible here: cannot open the event" in ran.err
     assert "recorded elsewhere" in ran.err
     assert "pipeline.py" in ran.out and "+thp" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("hint", "line"),
+    [
+        ("sudo this", "  Try: sudo this\n"),
+        ("try: chmod +x it", "  Try: chmod +x it\n"),
+        ("try linux-6.18+thp", "  Try: linux-6.18+thp\n"),
+        ("did you mean that?", "  Did you mean that?\n"),
+        ("", ""),
+    ],
+)
+def test_a_hint_reads_as_one(hint: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from firsttouch.cli.terminal import print_error
+
+    print_error(FirsttouchError("no", hint), "trace check")
+    assert capsys.readouterr().err == "firsttouch trace check: no\n" + line

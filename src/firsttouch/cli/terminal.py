@@ -54,10 +54,11 @@ def print_error(error: FirsttouchError, where: str) -> None:
     print(f"firsttouch {where}: ".replace(" :", ":") + safe(lines[0]), file=sys.stderr)
     for line in lines[1:]:
         print(f"  {safe(line.strip())}", file=sys.stderr)
-    if error.hint.startswith(("did you mean", "see")):
-        print(f"  {safe(error.hint[0].upper() + error.hint[1:])}", file=sys.stderr)
-    elif error.hint:
-        print(f"  Try: {safe(error.hint)}", file=sys.stderr)
+    hint = safe(error.hint.removeprefix("try").lstrip(": "))
+    if hint.startswith(("did you mean", "see")):
+        print(f"  {hint[0].upper()}{hint[1:]}", file=sys.stderr)
+    elif hint:
+        print(f"  Try: {hint}", file=sys.stderr)
 
 
 def usage(message: str, hint: str) -> NoReturn:
