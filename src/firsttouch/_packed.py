@@ -1,9 +1,9 @@
 """A whole state passed to compiled code as one pointer.
 
 Numba passes a tuple of arrays as seven words an array: with a hundred arrays a call costs more than what it calls, and
-compiling it takes most of a minute. `packed(state)` describes a NamedTuple of arrays, numbers and further such tuples in
-one block of memory; inside a kernel `state.part.array[i]` reads as before, and passing `state` or `state.part` costs one
-word. The arrays themselves stay where they are, so what a kernel writes is seen in the tuple. With the JIT off
+compiling it takes most of a minute. `packed(state)` describes a NamedTuple of arrays, numbers and further such tuples
+in one block of memory; inside a kernel `state.part.array[i]` reads as before, and passing `state` or `state.part` costs
+one word. The arrays themselves stay where they are, so what a kernel writes is seen in the tuple. With the JIT off
 `packed(state)` is `state`.
 
 Fields may be C-contiguous arrays, integers and booleans (read-only in kernels), and NamedTuples of these.
@@ -11,6 +11,7 @@ Fields may be C-contiguous arrays, integers and booleans (read-only in kernels),
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,14 @@ class _Packed:
 
 
 if JIT:
-    from llvmlite import ir
-    from numba import types
-    from numba.core import cgutils
-    from numba.core.typing.templates import AttributeTemplate
-    from numba.extending import (
-        NativeValue,
-        infer_getattr,
-        lower_getattr_generic,
-        models,
-        register_model,
-        typeof_impl,
-        unbox,
-    )
-    from numba.np.arrayobj import make_array, populate_array
-    from numba.np.numpy_support import from_dtype
+    # Through import_module: numba's stubs cover little of what extends it.
+    ir: Any = import_module("llvmlite.ir")
+    types: Any = import_module("numba").types
+    cgutils: Any = import_module("numba.core.cgutils")
+    templates: Any = import_module("numba.core.typing.templates")
+    extending: Any = import_module("numba.extending")
+    arrayobj: Any = import_module("numba.np.arrayobj")
+    from_dtype: Any = import_module("numba.np.numpy_support").from_dtype
 
     _WORD = ir.IntType(64)
 
@@ -52,17 +46,17 @@ if JIT:
             self.fields = {field: (kind, at) for field, kind, at in fields}
             super().__init__(f"Packed{name}({', '.join(f'{field}:{kind}@{at}' for field, kind, at in fields)})")
 
-    register_model(PackedType)(lambda manager, kind: models.PrimitiveModel(manager, kind, _WORD))
+    extending.register_model(PackedType)(lambda manager, kind: extending.models.PrimitiveModel(manager, kind, _WORD))
 
-    @infer_getattr
-    class _PackedAttribute(AttributeTemplate):  # type: ignore[misc]
+    @extending.infer_getattr
+    class _PackedAttribute(templates.AttributeTemplate):  # type: ignore[misc]
         key = PackedType
 
         def generic_resolve(self, packed: PackedType, attribute: str) -> Any:
             kind, _ = packed.fields.get(attribute, (None, 0))
             return kind
 
-    @lower_getattr_generic(PackedType)  # type: ignore[misc]
+    @extending.lower_getattr_generic(PackedType)  # type: ignore[untyped-decorator]
     def _get_attribute(context: Any, builder: Any, packed: PackedType, address: Any, attribute: str) -> Any:
         kind, at = packed.fields[attribute]
         if isinstance(kind, PackedType):
@@ -74,9 +68,11 @@ if JIT:
         shape, strides = words[1:], [itemsize]
         for length in reversed(shape[1:]):
             strides.insert(0, builder.mul(strides[0], length))
-        array = make_array(kind)(context, builder)
+        array = arrayobj.make_array(kind)(context, builder)
         data = builder.inttoptr(words[0], context.get_data_type(kind.dtype).as_pointer())
-        populate_array(array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None, parent=None)
+        arrayobj.populate_array(
+            array, data=data, shape=shape, strides=strides, itemsize=itemsize, meminfo=None, parent=None
+        )
         return array._getvalue()
 
     def _load(builder: Any, address: Any, at: int) -> Any:
@@ -86,14 +82,14 @@ if JIT:
         word.set_metadata("invariant.load", builder.module.add_metadata([]))
         return word
 
-    @unbox(PackedType)  # type: ignore[misc]
+    @extending.unbox(PackedType)  # type: ignore[untyped-decorator]
     def _unbox(_kind: Any, packed: Any, c: Any) -> Any:
         address = c.pyapi.object_getattr_string(packed, "address")
         value = c.pyapi.long_as_longlong(address)
         c.pyapi.decref(address)
-        return NativeValue(value, is_error=cgutils.is_not_null(c.builder, c.pyapi.err_occurred()))
+        return extending.NativeValue(value, is_error=cgutils.is_not_null(c.builder, c.pyapi.err_occurred()))
 
-    @typeof_impl.register(_Packed)  # type: ignore[misc]
+    @extending.typeof_impl.register(_Packed)  # type: ignore[untyped-decorator]
     def _typeof(packed: _Packed, _context: Any) -> Any:
         return packed.numba_type
 
@@ -102,6 +98,7 @@ if JIT:
         fields = []
         for name, value in zip(state._fields, state, strict=True):
             at = len(words)
+            kind: Any
             if isinstance(value, np.ndarray):
                 if not value.flags.c_contiguous:
                     raise ValueError(f"{name} of {type(state).__name__} is not C-contiguous")

@@ -64,6 +64,10 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     syscall: Cost  # entry and exit of a trivial system call
     # one page moved between free lists under the zone lock; part of `alloc` in an uncontended fault
     zone_page: Cost = Cost(ns=12.0, source="typical: two list links and counters, both lines in cache")
+    # parts of `trap` that page-table locks are held for; they show only where threads contend
+    table_walk: Cost = Cost(ns=30.0, source="typical: three levels, in cache")
+    table_install: Cost = Cost(ns=30.0, source="typical: one entry, counters, a list")
+    lock_waiter: Cost = Cost(ns=0.0, source="typical: queued spin locks, whose waiters do not disturb the holder")
     host_cold_page: Cost | None = None  # extra, per base page that the hypervisor must back first
 
 
@@ -101,7 +105,8 @@ def load(name_or_path: str | Path) -> Machine:
     if text not in names:
         near = difflib.get_close_matches(text, names, 3)
         raise FirsttouchError(
-            f"there is no machine {text!r}", f"did you mean {' or '.join(near)}?" if near else "see: firsttouch machines"
+            f"there is no machine {text!r}",
+            f"did you mean {' or '.join(near)}?" if near else "see: firsttouch machines",
         )
     return decode((resources.files(__name__) / "presets" / f"{text}.toml").read_bytes(), text)
 
@@ -131,7 +136,9 @@ def check(machine: Machine, where: str) -> None:
     """Raise FirsttouchError for a machine that cannot be: newer schema, no CPU, a negative cost, ragged tables."""
 
     def bad(field: str, value: object, why: str) -> FirsttouchError:
-        return FirsttouchError(f"machine {where}: {field} is {value}: {why}", "mend the file, or measure: firsttouch calibrate")
+        return FirsttouchError(
+            f"machine {where}: {field} is {value}: {why}", "mend the file, or measure: firsttouch calibrate"
+        )
 
     if machine.schema > MACHINE_SCHEMA:
         raise bad("schema", machine.schema, f"this firsttouch reads up to {MACHINE_SCHEMA}")

@@ -34,7 +34,10 @@ class CostTable(NamedTuple):
     scrub: NDArray[np.int64]  # [order] ahead of use
     touch_page: int  # what the user pays for the lines of a page zeroed just now; 0 in a recording, whose gaps hold it
     cold_page: int  # what the user pays more for a page whose lines are in no cache
+    walk: int  # the part of `trap` that one lock for all page tables is held to find the entry
+    install: int  # the part of `trap` that a page table's lock is held to write the entry
     handoff: int
+    waiter: int  # what each spinning CPU adds to a hand-off
     zone_page: int  # one page moved between lists under the zone lock
     syscall: int
     record: int  # what recording added to each recorded fault
@@ -83,7 +86,10 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         scrub=blocks(policy.zero.scrub_method),
         touch_page=0 if level else round(lines * cost.line_hot.ns),
         cold_page=max(0, round(lines * (cost.line_cold.ns - cost.line_hot.ns))),
+        walk=round(cost.table_walk.ns),
+        install=round(cost.table_install.ns),
         handoff=round(cost.lock_handoff.ns),
+        waiter=round(cost.lock_waiter.ns),
         zone_page=zone_page,
         syscall=round(cost.syscall.ns),
         record=round(record),

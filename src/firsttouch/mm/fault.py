@@ -20,7 +20,7 @@ Follows Linux handle_mm_fault(), do_anonymous_page(), do_wp_page(), do_fault(); 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
 from firsttouch.mm.faultahead import map_around
-from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire
+from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
     ANON_RO,
@@ -39,6 +39,7 @@ from firsttouch.mm.pmap import (
     TOUCHED,
     WRITTEN,
     ZERO_PAGE,
+    Pmap,
     all_none,
     clear_entry,
     find_slot,
@@ -51,6 +52,7 @@ from firsttouch.mm.pmap import HUGE as HUGE_REGION
 from firsttouch.mm.scrub import wake_scrub
 from firsttouch.mm.superpage import choose_order, next_order, superpage_fits
 from firsttouch.mm.world import (
+    ATOMIC,
     COLD_NS,
     COPIED_BYTES,
     COW,
@@ -60,6 +62,7 @@ from firsttouch.mm.world import (
     HITS,
     HUGE,
     MISSES,
+    MM_WIDE,
     NO_FAULT,
     NR_BINS,
     OUT_OF_MEMORY,
@@ -71,6 +74,7 @@ from firsttouch.mm.world import (
     ZERO_FILL,
     ZERO_PAGE_READ,
     ZEROED_BYTES,
+    World,
 )
 from firsttouch.units import PMD_ORDER, PMD_PAGES
 from firsttouch.workload import ANON, PROTECTION, RACED, RECORDED, SHARED, WRITE
@@ -80,13 +84,13 @@ ENTER, ALLOC, FILL, INSTALL = 2, 3, 4, 5  # stages; the earlier ones are simulat
 
 
 @inlined
-def entry_of(slot, page):  # type: ignore[no-untyped-def]
+def entry_of(slot: int, page: int) -> int:
     """Where `page`'s entry is in the flat arrays of a slot's region."""
     return slot * PMD_PAGES + (page & (PMD_PAGES - 1))
 
 
 @inlined
-def service_of_mapped(w, state, kind, flags):  # type: ignore[no-untyped-def]
+def service_of_mapped(w: World, state: int, kind: int, flags: int) -> int:
     """What a touch of a mapped page needs: NO_FAULT, or the service of its fault."""
     mapped = state & STATE
     if kind & RACED:
@@ -104,7 +108,7 @@ def service_of_mapped(w, state, kind, flags):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def is_better_mapped(kind, state):  # type: ignore[no-untyped-def]
+def is_better_mapped(kind: int, state: int) -> bool:
     """Whether a recorded touch needs no fault because the policy mapped its page as the recording kernel had not."""
     if state & NEAR:
         return False
@@ -112,7 +116,7 @@ def is_better_mapped(kind, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def service_of_none(kind, flags):  # type: ignore[no-untyped-def]
+def service_of_none(kind: int, flags: int) -> int:
     """The service of a fault on a page that nothing maps."""
     if flags & SHMEM_VMA:
         return SHARED_FILL
@@ -124,13 +128,13 @@ def service_of_none(kind, flags):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def recorded_cost(w, kind, flags, state):  # type: ignore[no-untyped-def]
+def recorded_cost(w: World, kind: int, flags: int, state: int) -> int:
     """What this touch's fault cost in the recording, recording included: kernel time inside the gap that follows it."""
     c = w.cost
     if kind & RACED:
         return c.trap + c.record
     if flags & SHMEM_VMA:
-        return c.trap + c.record + c.alloc + c.zone_page + c.zero_temporal[0]
+        return c.trap + c.record + c.alloc + c.zone_page + int(c.zero_temporal[0])
     if flags & ANON == 0 and (kind & WRITE == 0 or flags & SHARED):
         return c.trap + c.record + c.file_map + (w.rules.recorded_window_pages - 1) * c.map_page
     if kind & WRITE == 0:
@@ -140,7 +144,7 @@ def recorded_cost(w, kind, flags, state):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
+def touch(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
     """Do (or go on with) one touch of event `e` of thread `t`; return whether it is done, or stopped past the limit."""
     mm = int(w.progress.mm[t])
     page = w.progress.step[t]
@@ -166,7 +170,7 @@ def touch(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
+def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) -> bool:
     """ENTER: serve the touch if the page is mapped for it (return False), else trap and decide what the fault needs."""
     pm, pr = w.pmap, w.progress
     kind, vma = int(w.events.kind[e]), int(w.events.vma[e])
@@ -201,6 +205,8 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
         service = REUSE
     pr.service[t] = service
     advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
+    if w.rules.page_table == MM_WIDE:
+        lock_table(w, cpu, mm, slot, w.cost.walk)
     pr.stage[t] = ALLOC if service in (ZERO_FILL, COW) else INSTALL
     if service == SHARED_FILL:
         advance(w, cpu, w.cost.alloc + w.cost.zone_page + w.cost.zero[0])
@@ -208,55 +214,67 @@ def enter(w, cpu, t, e, mm, slot, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def is_last_user(pm, slot, entry):  # type: ignore[no-untyped-def]
+def is_last_user(pm: Pmap, slot: int, entry: int) -> bool:
     """Whether only this region maps the folio behind `entry`, each page once, so that a write may keep the page."""
     pfn = int(pm.pfn[entry])
     k = int(pm.folio_order[pfn])
     if k == 0:
-        return pm.refs[pfn] == 1
+        return bool(pm.refs[pfn] == 1)
     head = pfn & ~((1 << k) - 1)
     first = entry - (pfn - head)
     nr = 0
     for i in range(max(first, slot * PMD_PAGES), min(first + (1 << k), (slot + 1) * PMD_PAGES)):
         if pm.state[i] != NONE and pm.pfn[i] == head + i - first:
             nr += 1
-    return pm.refs[head] == nr
+    return bool(pm.refs[head] == nr)
 
 
 @inlined
-def lock_mm(w, cpu, mm):  # type: ignore[no-untyped-def]
-    """The address space's shared line: a per-VMA lock or mmap_lock taken for reading, and the counters beside it."""
+def lock_mm(w: World, cpu: int, mm: int) -> int:
+    """The address space's shared line: a per-VMA lock or mmap_lock taken for reading, and the counters beside it.
+
+    Nobody waits for an unmap elsewhere under a per-VMA lock; under mmap_lock the line travels to take it and to let go.
+    """
     lock = len(w.buddy.free_pages) + mm
-    now = w.sched.clock_ns[cpu]
     if w.rules.per_vma:
-        # Readers of one VMA share a counter; nobody waits for an unmap elsewhere.
-        before = w.locks.free_at_ns[lock]
-        w.locks.free_at_ns[lock] = now
-        kept = acquire(w.locks, MM, lock, cpu, now, 0, w.cost.handoff)
-        w.locks.free_at_ns[lock] = before
-        return kept
-    before = w.locks.free_at_ns[lock]
-    kept = acquire(w.locks, MM, lock, cpu, now, 0, 2 * w.cost.handoff)
-    w.locks.free_at_ns[lock] = before  # readers do not shut each other out
-    return kept
+        return share(w.locks, MM, lock, cpu, w.cost.handoff)
+    held_ns = max(0, int(w.locks.free_at_ns[lock] - w.sched.clock_ns[cpu]))
+    w.locks.wait_ns[MM] += held_ns
+    return held_ns + share(w.locks, MM, lock, cpu, 2 * w.cost.handoff)
 
 
 @inlined
-def advance(w, cpu, ns):  # type: ignore[no-untyped-def]
+def lock_table(w: World, cpu: int, mm: int, slot: int, hold_ns: int) -> None:
+    """The lock of the page tables, for `hold_ns` that are charged elsewhere: one of the region, or of the whole mm."""
+    lock = len(w.buddy.free_pages) + len(w.mm_users)
+    if w.rules.page_table == MM_WIDE:
+        lock += mm
+    else:
+        lock += len(w.mm_users) + slot
+    now = w.sched.clock_ns[cpu]
+    if w.rules.page_table == ATOMIC:
+        kept = hold_ns + share(w.locks, PAGE_TABLE, lock, cpu, w.cost.handoff)
+    else:
+        kept = acquire(w.locks, PAGE_TABLE, lock, cpu, now, hold_ns, w.cost.handoff, w.cost.waiter)
+    advance(w, cpu, kept - hold_ns)
+
+
+@inlined
+def advance(w: World, cpu: int, ns: int) -> None:
     """Charge kernel time to a CPU."""
     w.sched.clock_ns[cpu] += ns
     w.total[SYSTEM_NS] += ns
 
 
 @inlined
-def credit(w, t, ns):  # type: ignore[no-untyped-def]
+def credit(w: World, t: int, ns: int) -> None:
     """Kernel time that the thread's recorded gaps hold, and that the model charges by itself."""
     w.progress.credit_ns[t] += ns
     w.total[CREDIT_NS] += ns
 
 
 @inlined
-def serve(w, cpu, mm, entry, kind):  # type: ignore[no-untyped-def]
+def serve(w: World, cpu: int, mm: int, entry: int, kind: int) -> None:
     """The program gets its page: mark it touched, and let it pay for its lines, more if they are in no cache."""
     mark_touched(w.pmap, mm, entry)
     w.sched.clock_ns[cpu] += w.cost.touch_page
@@ -270,7 +288,7 @@ def serve(w, cpu, mm, entry, kind):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def take_block(w, cpu, k, want_zeroed):  # type: ignore[no-untyped-def]
+def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]:
     """2**k pages from the CPU's own node, or another; charges the zone lock. Returns (pfn or NO_PFN, zero state)."""
     nr_zones = len(w.buddy.free_pages)
     home = cpu * nr_zones // len(w.sched.clock_ns)
@@ -279,14 +297,16 @@ def take_block(w, cpu, k, want_zeroed):  # type: ignore[no-untyped-def]
         pfn, z, moved = pcp_alloc(w.percpu, w.buddy, cpu, zone, k, want_zeroed)
         if moved:
             hold = w.cost.zone_page * (moved if k == 0 else 1)
-            advance(w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff))
+            advance(
+                w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff, w.cost.waiter)
+            )
         if pfn != NO_PFN:
             return pfn, z
     return NO_PFN, UNZEROED
 
 
 @state_kernel
-def free_folio(w, cpu, head):  # type: ignore[no-untyped-def]
+def free_folio(w: World, cpu: int, head: int) -> None:
     """Give back a folio that nothing maps (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
     if head == NO_PFN:
         return
@@ -300,13 +320,13 @@ def free_folio(w, cpu, head):  # type: ignore[no-untyped-def]
     spilled, merged = pcp_free(w.percpu, w.buddy, cpu, zone, head, k, z)
     if spilled:
         hold = w.cost.zone_page * (spilled if k == 0 else 1)
-        advance(w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff))
+        advance(w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff, w.cost.waiter))
     if w.rules.scrub:
         wake_scrub(w.scrub, zone, w.rules.start_order, merged)
 
 
 @state_kernel
-def allocate(w, cpu, t):  # type: ignore[no-untyped-def]
+def allocate(w: World, cpu: int, t: int) -> bool:
     """ALLOC: a block of the fault's order, or of the next lower one that memory has. False: out of memory."""
     pr = w.progress
     k = int(pr.order[t])
@@ -325,7 +345,7 @@ def allocate(w, cpu, t):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def fill(w, cpu, t):  # type: ignore[no-untyped-def]
+def fill(w: World, cpu: int, t: int) -> None:
     """FILL: zero the block unless it came zeroed, or copy one page."""
     pr = w.progress
     k = int(pr.order[t])
@@ -342,17 +362,14 @@ def fill(w, cpu, t):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
+def install(w: World, cpu: int, t: int, e: int, mm: int) -> None:
     """INSTALL: map what the fault prepared, under the page table's lock, and let the program have its page."""
     pm, pr = w.pmap, w.progress
     page, vma = pr.step[t], int(w.events.vma[e])
     slot = find_slot(pm, mm, page)
     entry = entry_of(slot, page)
     service = int(pr.service[t])
-    lock = len(w.buddy.free_pages) + len(w.mm_users) + slot
-    hold = w.cost.map_page
-    kept = acquire(w.locks, PAGE_TABLE, lock, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff)
-    advance(w, cpu, kept - hold)  # the hold itself is part of `trap`
+    lock_table(w, cpu, mm, slot, w.cost.install)
     if service == ZERO_FILL:
         service = install_zero_fill(w, cpu, t, mm, slot, entry)
     elif service == COW:
@@ -371,7 +388,7 @@ def install(w, cpu, t, e, mm):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def install_zero_fill(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
+def install_zero_fill(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> int:
     """Map a zeroed block, replacing a zero page. Returns the service it was (SPURIOUS: another thread was first)."""
     pm, pr = w.pmap, w.progress
     k, pfn = int(pr.order[t]), int(pr.pfn[t])
@@ -397,7 +414,7 @@ def install_zero_fill(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-de
 
 
 @state_kernel
-def retry_small(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
+def retry_small(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> int:
     """A neighbour was mapped meanwhile, so the block no longer fits: the kernel returns and the touch faults again."""
     pr = w.progress
     count_fault(w, SPURIOUS, w.sched.clock_ns[cpu] - pr.start_ns[t])
@@ -413,7 +430,7 @@ def retry_small(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def install_copy(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
+def install_copy(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> None:
     """Map the copy in place of the page that was shared."""
     pm = w.pmap
     if pm.state[entry] & STATE != NONE:
@@ -422,7 +439,7 @@ def install_copy(w, cpu, t, mm, slot, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def install_reuse(pm, slot, entry):  # type: ignore[no-untyped-def]
+def install_reuse(pm: Pmap, slot: int, entry: int) -> None:
     """Make what is mapped writable: one entry, or the whole superpage."""
     first, end = entry, entry + 1
     if pm.huge[slot] == HUGE_REGION:
@@ -436,7 +453,7 @@ def install_reuse(pm, slot, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def install_zero_page(pm, slot, entry, k):  # type: ignore[no-untyped-def]
+def install_zero_page(pm: Pmap, slot: int, entry: int, k: int) -> None:
     """Map the zero page, or the huge one over the whole region."""
     if k == PMD_ORDER and pm.nr_mapped[slot] == 0:
         first = entry & ~(PMD_PAGES - 1)
@@ -448,7 +465,7 @@ def install_zero_page(pm, slot, entry, k):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def install_file(w, cpu, t, slot, entry, page, vma, kind):  # type: ignore[no-untyped-def]
+def install_file(w: World, cpu: int, t: int, slot: int, entry: int, page: int, vma: int, kind: int) -> None:
     """Map a page of a file, and on a read those around it."""
     pm = w.pmap
     window = w.rules.window_pages
@@ -461,7 +478,7 @@ def install_file(w, cpu, t, slot, entry, page, vma, kind):  # type: ignore[no-un
 
 
 @inlined
-def count_fault(w, service, ns):  # type: ignore[no-untyped-def]
+def count_fault(w: World, service: int, ns: int) -> None:
     """One fault, from trap to return."""
     w.served[service] += 1
     w.total[FAULT_NS] += ns
@@ -470,7 +487,7 @@ def count_fault(w, service, ns):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def latency_bin(ns):  # type: ignore[no-untyped-def]
+def latency_bin(ns: int) -> int:
     """The 1/8-octave bin of a latency: 8 * floor(log2) plus the next three bits."""
     if ns < 8:
         return max(0, ns)

@@ -12,12 +12,12 @@ Follows Linux do_fault_around(), filemap_map_pages(); deviations: docs/deviation
 """
 
 from firsttouch._jit import state_kernel
-from firsttouch.mm.pmap import FILE_RO, NEAR, NONE, map_pfnless
+from firsttouch.mm.pmap import FILE_RO, NEAR, NONE, Pmap, map_pfnless
 from firsttouch.units import PMD_PAGES
 
 
 @state_kernel
-def around_window(start, end, page, window):  # type: ignore[no-untyped-def]
+def around_window(start: int, end: int, page: int, window: int) -> tuple[int, int]:
     """First page and page after the last of the window around `page`, for a mapping [start, end)."""
     p = page & (PMD_PAGES - 1)
     offset = page - start
@@ -27,7 +27,7 @@ def around_window(start, end, page, window):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def map_around(pm, slot, start, end, page, window, recorded_window):  # type: ignore[no-untyped-def]
+def map_around(pm: Pmap, slot: int, start: int, end: int, page: int, window: int, recorded_window: int) -> int:
     """Map the pages around a read fault whose own page is mapped already; return how many."""
     first, last = around_window(start, end, page, window)
     near_first, near_last = around_window(start, end, page, recorded_window)

@@ -2,7 +2,8 @@
 
 A lock is a row. A hold is charged when it is taken: its length is known then, because nothing inside it waits. CPUs
 ask in the order of their clocks (the step rule of `simulate`), so first come is first served. A lock that another CPU
-held last costs a hand-off: its cache line has to travel.
+held last costs a hand-off: its cache line has to travel. Each CPU that spins on the line makes that slower, by
+`waiter_ns`; how many spin is what the wait holds of holds and hand-offs.
 
 Invariants:
   L1  `free_at_ns` never decreases
@@ -45,14 +46,35 @@ def make_locks(nr_locks: int) -> Locks:
 
 
 @inlined
-def acquire(locks, kind, lock, cpu, now_ns, hold_ns, handoff_ns):  # type: ignore[no-untyped-def]
+def acquire(
+    locks: Locks, kind: int, lock: int, cpu: int, now_ns: int, hold_ns: int, handoff_ns: int, waiter_ns: int
+) -> int:
     """Take `lock` for `hold_ns`; return how long the CPU is kept: wait, hand-off and hold."""
     wait = max(0, locks.free_at_ns[lock] - now_ns)
-    if locks.last_cpu[lock] != cpu + 1:
-        if locks.last_cpu[lock] != 0:
-            wait += handoff_ns
-        locks.last_cpu[lock] = cpu + 1
+    if wait:
+        wait += waiter_ns * (1 + wait // max(1, hold_ns + handoff_ns))
+    wait += travel(locks, lock, cpu, handoff_ns)
     locks.free_at_ns[lock] = now_ns + wait + hold_ns
+    return count(locks, kind, wait, hold_ns)
+
+
+@inlined
+def share(locks: Locks, kind: int, lock: int, cpu: int, handoff_ns: int) -> int:
+    """Write to a line that others write to as well, without shutting them out; return how long the CPU is kept."""
+    return count(locks, kind, travel(locks, lock, cpu, handoff_ns), 0)
+
+
+@inlined
+def travel(locks: Locks, lock: int, cpu: int, handoff_ns: int) -> int:
+    """The line of `lock` comes to `cpu`; return how long that takes."""
+    last = locks.last_cpu[lock]
+    locks.last_cpu[lock] = cpu + 1
+    return 0 if last in (0, cpu + 1) else handoff_ns
+
+
+@inlined
+def count(locks: Locks, kind: int, wait: int, hold_ns: int) -> int:
+    """Account for one acquisition; return wait and hold together."""
     locks.wait_ns[kind] += wait
     locks.max_wait_ns[kind] = max(locks.max_wait_ns[kind], wait)
     locks.hold_ns[kind] += hold_ns

@@ -83,13 +83,13 @@ def make_pmap(mm_regions: NDArray[np.int64], nr_slots: int, nr_pages: int) -> Pm
 
 
 @inlined
-def find_slot(pm, mm, page):  # type: ignore[no-untyped-def]
+def find_slot(pm: Pmap, mm: int, page: int) -> int:
     """The slot of the region that holds `page`, or NO_SLOT."""
     return int(pm.slot[pm.table[mm] + (page >> PMD_ORDER)])
 
 
 @inlined
-def need_slot(pm, mm, page):  # type: ignore[no-untyped-def]
+def need_slot(pm: Pmap, mm: int, page: int) -> int:
     """The same, giving the region a slot if it has none; NO_SLOT (and counts[SLOTS_FULL]) if none is left."""
     at = pm.table[mm] + (page >> PMD_ORDER)
     slot = int(pm.slot[at])
@@ -105,7 +105,7 @@ def need_slot(pm, mm, page):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def all_none(pm, entry, nr):  # type: ignore[no-untyped-def]
+def all_none(pm: Pmap, entry: int, nr: int) -> bool:
     """Whether `nr` entries from `entry` map nothing."""
     for i in range(entry, entry + nr):  # noqa: SIM110 (plain loops compile)
         if pm.state[i] != NONE:
@@ -114,7 +114,7 @@ def all_none(pm, entry, nr):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def map_block(pm, mm, slot, entry, pfn, k, state):  # type: ignore[no-untyped-def]
+def map_block(pm: Pmap, mm: int, slot: int, entry: int, pfn: int, k: int, state: int) -> None:
     """Map a new folio of 2**k pages, headed by `pfn`, at `entry`. All those entries are NONE before."""
     nr = 1 << k
     for i in range(nr):
@@ -128,7 +128,7 @@ def map_block(pm, mm, slot, entry, pfn, k, state):  # type: ignore[no-untyped-de
 
 
 @inlined
-def map_pfnless(pm, slot, entry, state):  # type: ignore[no-untyped-def]
+def map_pfnless(pm: Pmap, slot: int, entry: int, state: int) -> None:
     """Map a page that is not the program's own memory (zero page, file, shared memory) at an entry that is NONE."""
     pm.pfn[entry] = NO_PFN
     pm.state[entry] = state
@@ -136,7 +136,7 @@ def map_pfnless(pm, slot, entry, state):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def mark_touched(pm, mm, entry):  # type: ignore[no-untyped-def]
+def mark_touched(pm: Pmap, mm: int, entry: int) -> None:
     """The program touches a mapped page."""
     if pm.state[entry] & TOUCHED == 0:
         pm.state[entry] |= TOUCHED
@@ -144,7 +144,7 @@ def mark_touched(pm, mm, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def clear_entry(pm, mm, slot, entry):  # type: ignore[no-untyped-def]
+def clear_entry(pm: Pmap, mm: int, slot: int, entry: int) -> int:
     """Unmap one page that is mapped. Return the head of its folio if that is now free, else NO_PFN."""
     state = int(pm.state[entry])
     pfn = int(pm.pfn[entry])
@@ -169,7 +169,7 @@ def clear_entry(pm, mm, slot, entry):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def release_slot(pm, mm, region):  # type: ignore[no-untyped-def]
+def release_slot(pm: Pmap, mm: int, region: int) -> None:
     """Give back the slot of a region of which nothing is mapped any more."""
     at = pm.table[mm] + region
     pm.free_slots[pm.counts[FREE_SLOTS]] = pm.slot[at]
@@ -178,7 +178,7 @@ def release_slot(pm, mm, region):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def fork_tables(pm, parent, child):  # type: ignore[no-untyped-def]
+def fork_tables(pm: Pmap, parent: int, child: int) -> None:
     """Copy a parent's page tables to a child that has none: private pages become read-only in both, and shared."""
     for region in range(min(pm.nr_regions[parent], pm.nr_regions[child])):
         source = int(pm.slot[pm.table[parent] + region])
@@ -194,7 +194,7 @@ def fork_tables(pm, parent, child):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def copy_entry(pm, child, source, target):  # type: ignore[no-untyped-def]
+def copy_entry(pm: Pmap, child: int, source: int, target: int) -> None:
     """Share one entry with a child."""
     state = int(pm.state[source])
     if state & STATE == ANON_RW:
@@ -210,7 +210,7 @@ def copy_entry(pm, child, source, target):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def move_entry(pm, from_slot, source, to_slot, target):  # type: ignore[no-untyped-def]
+def move_entry(pm: Pmap, from_slot: int, source: int, to_slot: int, target: int) -> None:
     """mremap: what `source` maps is mapped by `target`, which is NONE, instead."""
     pm.state[target] = pm.state[source]
     pm.pfn[target] = pm.pfn[source]

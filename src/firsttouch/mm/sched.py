@@ -68,7 +68,7 @@ def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64]) ->
 
 
 @state_kernel
-def wake(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+def wake(s: Sched, thread: int, now_ns: int, quantum_ns: int) -> None:
     """A thread can run from `now_ns` on: give it a CPU, or queue it."""
     best = NOBODY
     last = int(s.last_cpu[thread])
@@ -92,7 +92,7 @@ def wake(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def run_on(s, cpu, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+def run_on(s: Sched, cpu: int, thread: int, now_ns: int, quantum_ns: int) -> None:
     """Let `cpu` run `thread` from `now_ns` on."""
     s.activity[cpu] = BUSY
     s.thread[cpu] = thread
@@ -103,7 +103,7 @@ def run_on(s, cpu, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def leave_cpu(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
+def leave_cpu(s: Sched, cpu: int, quantum_ns: int) -> None:
     """The thread on `cpu` has stopped running: take the next of the queue, or go idle."""
     s.thread[cpu] = NOBODY
     s.activity[cpu] = IDLE
@@ -115,7 +115,7 @@ def leave_cpu(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def preempt(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
+def preempt(s: Sched, cpu: int, quantum_ns: int) -> None:
     """The quantum is over and others wait: to the end of the queue."""
     thread = int(s.thread[cpu])
     s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
@@ -125,7 +125,7 @@ def preempt(s, cpu, quantum_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def add_timer(s, thread, at_ns):  # type: ignore[no-untyped-def]
+def add_timer(s: Sched, thread: int, at_ns: int) -> None:
     """The thread sleeps until `at_ns`."""
     s.state[thread] = SLEEPING
     i = s.counts[NR_TIMERS]
@@ -139,7 +139,7 @@ def add_timer(s, thread, at_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def pop_timer(s):  # type: ignore[no-untyped-def]
+def pop_timer(s: Sched) -> int:
     """Remove and return the thread that wakes first."""
     thread = int(s.timer_thread[0])
     s.counts[NR_TIMERS] -= 1
@@ -162,7 +162,7 @@ def pop_timer(s):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def join(s, thread, other):  # type: ignore[no-untyped-def]
+def join(s: Sched, thread: int, other: int) -> bool:
     """Wait for the end of `other`; return whether there is anything to wait for."""
     if s.state[other] == DONE or other == thread:
         return False
@@ -173,7 +173,7 @@ def join(s, thread, other):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def stop_joining(s, thread):  # type: ignore[no-untyped-def]
+def stop_joining(s: Sched, thread: int) -> None:
     """Take a thread off the list of those that the end of another would wake, if it is on one."""
     for other in range(len(s.state)):
         if s.first_joiner[other] == thread:
@@ -186,7 +186,7 @@ def stop_joining(s, thread):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def wait(s, thread):  # type: ignore[no-untyped-def]
+def wait(s: Sched, thread: int) -> bool:
     """Wait to be woken; return whether the thread must, or was woken beforehand."""
     if s.wakes[thread] > 0:
         s.wakes[thread] -= 1
@@ -196,7 +196,7 @@ def wait(s, thread):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def wake_waiting(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+def wake_waiting(s: Sched, thread: int, now_ns: int, quantum_ns: int) -> None:
     """End one wait of a thread, or its next one if it does not wait."""
     if s.state[thread] == WAITING:
         wake(s, thread, now_ns, quantum_ns)
@@ -205,7 +205,7 @@ def wake_waiting(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def end_thread(s, thread, now_ns, quantum_ns):  # type: ignore[no-untyped-def]
+def end_thread(s: Sched, thread: int, now_ns: int, quantum_ns: int) -> None:
     """The thread is done: whoever waits for it may run."""
     s.state[thread] = DONE
     joiner = int(s.first_joiner[thread])

@@ -61,6 +61,7 @@ from firsttouch.mm.sched import (
     NR_TIMERS,
     SCRUBBING,
     WAITING,
+    Sched,
     add_timer,
     end_thread,
     join,
@@ -128,7 +129,7 @@ SUPPLY_FIRST_STEP_NS = 1_000_000
 
 
 @state_kernel
-def run(w):  # type: ignore[no-untyped-def]
+def run(w: World) -> None:
     """Replay all events."""
     s = w.sched
     for t in range(len(s.state)):
@@ -160,7 +161,7 @@ def run(w):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def earliest(s):  # type: ignore[no-untyped-def]
+def earliest(s: Sched) -> tuple[int, int, int]:
     """The CPU that is not idle and has the earliest clock, that clock, and the second earliest."""
     cpu, first_ns, second_ns = NOBODY, NEVER_NS, NEVER_NS
     for i in range(len(s.activity)):
@@ -174,7 +175,7 @@ def earliest(s):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def blocked_thread(s):  # type: ignore[no-untyped-def]
+def blocked_thread(s: Sched) -> int:
     """The first thread that waits for another when none can run: the recorded waits were guessed wrong. Or NOBODY."""
     for t in range(len(s.state)):
         if s.state[t] in (WAITING, JOINING):
@@ -183,7 +184,7 @@ def blocked_thread(s):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def latest(s):  # type: ignore[no-untyped-def]
+def latest(s: Sched) -> int:
     """The latest clock of all CPUs."""
     ns = 0
     for cpu in range(len(s.clock_ns)):
@@ -192,7 +193,7 @@ def latest(s):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
+def run_thread(w: World, cpu: int, limit_ns: int) -> None:
     """Run the thread on `cpu` until its clock is past `limit_ns`, its quantum is over, or it leaves the CPU."""
     s, pr = w.sched, w.progress
     t = int(s.thread[cpu])
@@ -222,7 +223,7 @@ def run_thread(w, cpu, limit_ns):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def gap(w, t, e):  # type: ignore[no-untyped-def]
+def gap(w: World, t: int, e: int) -> int:
     """Time to think before event `e`: the recorded gap, less kernel time in it that the model charges by itself."""
     pr = w.progress
     if w.rules.recorded and w.events.op[e] in (EXIT, EXEC) and w.mm_users[int(pr.mm[t])] == 1:
@@ -230,11 +231,11 @@ def gap(w, t, e):  # type: ignore[no-untyped-def]
     think_ns = w.events.think_ns[e]
     taken = min(think_ns, pr.credit_ns[t])
     pr.credit_ns[t] -= taken
-    return think_ns - taken
+    return int(think_ns - taken)
 
 
 @inlined
-def think(w, cpu, t):  # type: ignore[no-untyped-def]
+def think(w: World, cpu: int, t: int) -> bool:
     """Compute, for a quantum at most, so that others who become ready get the CPU; return whether that was all."""
     s, pr = w.sched, w.progress
     now = s.clock_ns[cpu]
@@ -244,11 +245,11 @@ def think(w, cpu, t):  # type: ignore[no-untyped-def]
     s.clock_ns[cpu] = until
     pr.think_ns[t] -= until - now
     w.total[THINK_NS] += until - now
-    return pr.think_ns[t] == 0
+    return bool(pr.think_ns[t] == 0)
 
 
 @state_kernel
-def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
+def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
     """Do (or go on with) an event that is not a touch. False if the thread left the CPU."""
     op = int(w.events.op[e])
     s, pr = w.sched, w.progress
@@ -302,14 +303,14 @@ def other_event(w, cpu, t, e, limit_ns):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def done(w, t, e):  # type: ignore[no-untyped-def]
+def done(w: World, t: int, e: int) -> None:
     """Event `e` is over."""
     w.progress.stage[t] = THINK
     next_event(w, t, e + 1)
 
 
 @inlined
-def next_event(w, t, e):  # type: ignore[no-untyped-def]
+def next_event(w: World, t: int, e: int) -> None:
     """Thread `t` comes to event `e`; after its EXIT there is none."""
     w.sched.next_event[t] = e
     if e < w.threads.end[t]:
@@ -317,7 +318,7 @@ def next_event(w, t, e):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def unmap_range(w, cpu, mm, first, last):  # type: ignore[no-untyped-def]
+def unmap_range(w: World, cpu: int, mm: int, first: int, last: int) -> int:
     """Unmap pages of one region; return how many a base-page kernel would have had mapped."""
     pm = w.pmap
     slot = find_slot(pm, mm, first)
@@ -333,11 +334,11 @@ def unmap_range(w, cpu, mm, first, last):  # type: ignore[no-untyped-def]
         ns += w.cost.unmap_share[int(pm.folio_order[pfn])] if pfn != NO_PFN else w.cost.unmap_page
         free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
     advance(w, cpu, ns)
-    return touched - pm.touched[mm]
+    return int(touched - pm.touched[mm])
 
 
 @state_kernel
-def unmap_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
+def unmap_step(w: World, cpu: int, t: int, e: int) -> bool:
     """UNMAP, one region a step. The recording holds what unmapping base pages took: that is credited."""
     pr = w.progress
     mm, first, end = int(pr.mm[t]), pr.step[t], w.events.end[e]
@@ -352,11 +353,11 @@ def unmap_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
         w.locks.free_at_ns[lock] = max(w.locks.free_at_ns[lock], w.sched.clock_ns[cpu])
         w.locks.hold_ns[MM] += w.sched.clock_ns[cpu] - before
     pr.step[t] = last
-    return last >= end
+    return bool(last >= end)
 
 
 @state_kernel
-def teardown_step(w, cpu, t, mm):  # type: ignore[no-untyped-def]
+def teardown_step(w: World, cpu: int, t: int, mm: int) -> bool:
     """Unmap one region of an address space that ends; return whether all are gone."""
     pr = w.progress
     region = pr.step[t]
@@ -371,7 +372,7 @@ def teardown_step(w, cpu, t, mm):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def populate_step(w, cpu, t, e, op):  # type: ignore[no-untyped-def]
+def populate_step(w: World, cpu: int, t: int, e: int, op: int) -> bool:
     """MAP under `populate`, or the program's own POPULATE: map what is not mapped, one block a step, without faults."""
     pr, pm = w.progress, w.pmap
     v = int(w.events.vma[e])
@@ -415,7 +416,7 @@ def populate_step(w, cpu, t, e, op):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def move_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
+def move_step(w: World, cpu: int, t: int, e: int) -> bool:
     """mremap, one page a step where something is mapped: its entry goes to the same offset at the new place."""
     pr, pm = w.progress, w.pmap
     mm, page, end = int(pr.mm[t]), pr.step[t], w.events.end[e]
@@ -440,7 +441,7 @@ def move_step(w, cpu, t, e):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def fork(w, cpu, t, child):  # type: ignore[no-untyped-def]
+def fork(w: World, cpu: int, t: int, child: int) -> None:
     """A new thread, in this address space or a copy of it. The copying itself is in the recorded gap."""
     parent_mm, child_mm = int(w.progress.mm[t]), int(w.threads.mm[child])
     w.mm_users[child_mm] += 1
@@ -450,7 +451,7 @@ def fork(w, cpu, t, child):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def let_idle_scrub(w):  # type: ignore[no-untyped-def]
+def let_idle_scrub(w: World) -> None:
     """Put idle CPUs to scrubbing where a zone's scrubber is awake."""
     s = w.sched
     for zone in range(len(w.buddy.free_pages)):
@@ -467,7 +468,7 @@ def let_idle_scrub(w):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def busy_clock(s):  # type: ignore[no-untyped-def]
+def busy_clock(s: Sched) -> int:
     """The earliest clock of a CPU that is not idle: nothing before it can still happen."""
     _, first_ns, _ = earliest(s)
     if first_ns == NEVER_NS:
@@ -476,7 +477,7 @@ def busy_clock(s):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def land(w, cpu):  # type: ignore[no-untyped-def]
+def land(w: World, cpu: int) -> None:
     """The block that `cpu` was scrubbing is zeroed: put it on its list."""
     if w.flying[cpu, 0] != NO_PFN:
         give(w.buddy, int(w.flying[cpu, 2]), int(w.flying[cpu, 0]), int(w.flying[cpu, 1]))
@@ -484,7 +485,7 @@ def land(w, cpu):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def scrub_step(w, cpu):  # type: ignore[no-untyped-def]
+def scrub_step(w: World, cpu: int) -> None:
     """Finish a block and begin the next; go idle when none is left."""
     s = w.sched
     land(w, cpu)
@@ -501,7 +502,7 @@ def scrub_step(w, cpu):  # type: ignore[no-untyped-def]
 
 
 @state_kernel
-def sample_supply(w, now_ns):  # type: ignore[no-untyped-def]
+def sample_supply(w: World, now_ns: int) -> None:
     """Keep zeroed free memory against time; when the table is full, keep every second point and double the step."""
     tot = w.total
     if now_ns < tot[NEXT_SUPPLY_NS]:

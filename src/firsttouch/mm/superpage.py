@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firsttouch._jit import state_kernel
-from firsttouch.mm.pmap import NO_SLOT, all_none
+from firsttouch.mm.pmap import NO_SLOT, Pmap, all_none
 from firsttouch.policy import Superpage
 from firsttouch.units import PMD_ORDER, PMD_PAGES
 from firsttouch.workload import ADVISED, ANON, NOHUGE, SHARED
@@ -32,7 +32,7 @@ def allowed_orders(rules: Superpage, vma_flags: NDArray[np.int32]) -> NDArray[np
 
 
 @state_kernel
-def superpage_fits(pm, slot, start, end, page, orders):  # type: ignore[no-untyped-def]
+def superpage_fits(pm: Pmap, slot: int, start: int, end: int, page: int, orders: int) -> bool:
     """Whether the fault may map a whole region: order 9 allowed, inside the mapping, nothing of it mapped."""
     head = page & ~(PMD_PAGES - 1)
     if orders & (1 << PMD_ORDER) == 0 or head < start or head + PMD_PAGES > end:
@@ -41,7 +41,7 @@ def superpage_fits(pm, slot, start, end, page, orders):  # type: ignore[no-untyp
 
 
 @state_kernel
-def choose_order(pm, slot, start, end, page, orders):  # type: ignore[no-untyped-def]
+def choose_order(pm: Pmap, slot: int, start: int, end: int, page: int, orders: int) -> int:
     """The order that a write fault at `page` of a mapping [start, end) tries first."""
     if superpage_fits(pm, slot, start, end, page, orders):
         return PMD_ORDER
@@ -56,7 +56,7 @@ def choose_order(pm, slot, start, end, page, orders):  # type: ignore[no-untyped
 
 
 @state_kernel
-def next_order(orders, k):  # type: ignore[no-untyped-def]
+def next_order(orders: int, k: int) -> int:
     """The order to try when no block of order `k` is free: the next lower allowed one, at last 0."""
     k -= 1
     while k >= MIN_LARGE_ORDER and orders & (1 << k) == 0:

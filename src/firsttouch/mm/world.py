@@ -25,6 +25,10 @@ from firsttouch.workload import Events, Threads, Vmas, Workload
 ZERO_FILL, HUGE, ZERO_PAGE_READ, COW, REUSE, FILE, SHARED_FILL, SPURIOUS, NO_FAULT = range(9)
 SERVICES = ("zero_fill", "huge", "zero_page", "cow", "reuse", "file", "shared", "spurious")
 
+# Rules.page_table: what guards page tables during a fault
+SPLIT, MM_WIDE, ATOMIC = range(3)  # a lock a page-table page; one an address space, taken twice; none, atomic entries
+PAGE_TABLE_MODES = ("split", "mm", "atomic")
+
 # total[]
 (FAULT_NS, THINK_NS, COLD_NS, CREDIT_NS, SYSTEM_NS, SCRUB_NS, HITS, MISSES, ZEROED_BYTES, COPIED_BYTES,
  OUT_OF_MEMORY, POPULATED_PAGES, WALL_NS, NR_SUPPLY, NEXT_SUPPLY_NS, SUPPLY_STEP_NS) = range(16)  # fmt: skip
@@ -43,6 +47,7 @@ class Rules(NamedTuple):
     recorded_window_pages: int
     populate: bool
     per_vma: bool
+    page_table: int  # SPLIT, MM_WIDE, ATOMIC
     scrub: bool
     start_order: int
     stop_order: int
@@ -115,7 +120,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             page_bytes=machine.page_bytes,
         ),
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
-        locks=make_locks(machine.nr_nodes + nr_mms + nr_slots),
+        locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots),
         sched=make_sched(nr_threads, machine.nr_cpus, threads.first),
         scrub=make_scrub(machine.nr_nodes),
         events=workload.events,
@@ -144,6 +149,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             recorded_window_pages=max(1, workload.recorded_fault_around_bytes // machine.page_bytes),
             populate=policy.fault_ahead.populate,
             per_vma=policy.locks.per_vma,
+            page_table=PAGE_TABLE_MODES.index(policy.locks.page_table),
             scrub=policy.zero.scrub != "none",
             start_order=policy.zero.scrub_start_order,
             stop_order=policy.zero.scrub_stop_order,

@@ -1,7 +1,7 @@
 """Policies: what the kernel does. Data only; the mechanisms are in `mm`.
 
-A policy is written `base+diff+diff` (or `base-diff`): a base preset, then short diffs against it. A diff whose file name has an `N`
-takes a number there: `+fault-around-N`, `+mthp-Nk`. Presets are TOML files in `presets/`.
+A policy is written `base+diff+diff` (or `base-diff`): a base preset, then short diffs against it. A diff whose file
+name has an `N` takes a number there: `+fault-around-N`, `+mthp-Nk`. Presets are TOML files in `presets/`.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Locks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a fault locks."""
 
     per_vma: bool = True  # false: every fault takes the address space's mmap_lock for reading
+    # page tables: a lock for each page-table page; one lock an address space, taken twice a fault; atomic entries
+    page_table: Literal["split", "mm", "atomic"] = "split"
 
 
 class Percpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,8 +99,8 @@ _RANK: dict[str, int] = {"now": 0, "boot": 1, "pool": 2, "patch": 3}
 def load(name_or_path: str | Path) -> Policy:
     """The policy written `base+diff+diff`, or in a TOML file (anything with a `/` or ending in `.toml`).
 
-    A file may say `extends = "base+diff"`; what it does not set is taken from there. Raises FirsttouchError for unknown names (with the
-    nearest), fields, values, and sections that contradict each other.
+    A file may say `extends = "base+diff"`; what it does not set is taken from there. Raises FirsttouchError for unknown
+    names (with the nearest), fields, values, and sections that contradict each other.
     """
     text = str(name_or_path)
     if "/" in text or text.endswith(".toml"):
@@ -117,7 +119,13 @@ def presets() -> list[Preset]:
     out = []
     for stem, tree in sorted(_files().items(), key=lambda item: (item[0].startswith(("+", "-")), item[0])):
         out.append(
-            Preset(stem, tree.get("summary", ""), tree.get("extends", ""), tree.get("available", "now"), tree.get("apply", ""))
+            Preset(
+                stem,
+                tree.get("summary", ""),
+                tree.get("extends", ""),
+                tree.get("available", "now"),
+                tree.get("apply", ""),
+            )
         )
     return out
 
@@ -137,7 +145,7 @@ def _decode(text: bytes, where: str) -> dict[str, Any]:
 
 
 def _tree(name: str) -> dict[str, Any]:
-    """The merged tables of `base+diff-diff`. A base may itself hold a dash (linux-2.6.10), so the longest known base wins."""
+    """The merged tables of `base+diff-diff`. A base may itself hold a dash (linux-2.6.10): the longest known wins."""
     files = _files()
     bases = sorted((stem for stem in files if not stem.startswith(("+", "-"))), key=len, reverse=True)
     base = next((b for b in bases if name == b or name.startswith((b + "+", b + "-"))), None)
@@ -153,7 +161,9 @@ def _tree(name: str) -> dict[str, Any]:
             raise _unknown(name, word[0] if word else rest, diffs)
         diff = files[stem]
         if diff.get("extends", base) != base:
-            raise FirsttouchError(f"policy {name}: {stem} is a diff against {diff['extends']}, not {base}", f"try {diff['extends']}{stem}")
+            raise FirsttouchError(
+                f"policy {name}: {stem} is a diff against {diff['extends']}, not {base}", f"try {diff['extends']}{stem}"
+            )
         tree = _merge(tree, values, diff)
         rest = rest[taken:]
     return {**tree, "name": name}
@@ -173,7 +183,7 @@ def _match(rest: str, files: dict[str, dict[str, Any]]) -> tuple[str | None, dic
 
 
 def _put_number(tree: Any, number: int) -> Any:
-    """Replace `"N"`, `"N * 1024"` and `"log2(N)"` in a diff's values; `N` in the middle of other text is spelled out."""
+    """Put the number in: for `"N * 1024"` and `"log2(N / 4)"` an integer, for an `N` in other text its digits."""
     if isinstance(tree, dict):
         return {key: _put_number(value, number) for key, value in tree.items()}
     if isinstance(tree, list):
@@ -183,7 +193,9 @@ def _put_number(tree: Any, number: int) -> Any:
     if tree == "log2(N / 4)":
         order = (number // 4).bit_length() - 1
         if number != 4 << order or not 2 <= order < PMD_ORDER:
-            raise FirsttouchError(f"there is no mTHP size of {number} KiB", "the sizes are 16, 32, 64, 128, 256, 512 and 1024")
+            raise FirsttouchError(
+                f"there is no mTHP size of {number} KiB", "the sizes are 16, 32, 64, 128, 256, 512 and 1024"
+            )
         return order
     return re.sub(r"\bN(?=k\b|kB\b|\b)", str(number), tree) if isinstance(tree, str) else tree
 
@@ -218,7 +230,9 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
     try:
         policy = msgspec.convert(tree, Policy)
     except msgspec.ValidationError as error:
-        raise FirsttouchError(f"policy {where}: {error}", "see docs/reference/policy.md, or a preset: firsttouch policies --show NAME") from None
+        raise FirsttouchError(
+            f"policy {where}: {error}", "see docs/reference/policy.md, or a preset: firsttouch policies --show NAME"
+        ) from None
 
     def bad(field: str, value: object, why: str) -> FirsttouchError:
         return FirsttouchError(f"policy {where}: {field} is {value}: {why}", "see docs/reference/policy.md")
@@ -228,16 +242,25 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         if not 0 <= value <= 10:
             raise bad(f"zero.{field}", value, "orders are 0 to 10")
     if zero.scrub_start_order < zero.scrub_stop_order:
-        raise bad("zero.scrub_start_order", zero.scrub_start_order, "the scrubber would wake for blocks below its stop order")
+        raise bad(
+            "zero.scrub_start_order", zero.scrub_start_order, "the scrubber would wake for blocks below its stop order"
+        )
     if zero.init_on_free and zero.scrub != "none":
         raise bad("zero.scrub", zero.scrub, "with init_on_free every free page is zero already")
     around = policy.fault_ahead.fault_around_bytes
     if around < 1 or around & (around - 1):
         raise bad("fault_ahead.fault_around_bytes", around, "it must be a power of two")
-    for field, orders in (("mthp_always", policy.superpage.mthp_always), ("mthp_madvise", policy.superpage.mthp_madvise)):
+    for field, orders in (
+        ("mthp_always", policy.superpage.mthp_always),
+        ("mthp_madvise", policy.superpage.mthp_madvise),
+    ):
         for order in orders:
             if not 2 <= order < PMD_ORDER:
                 raise bad(f"superpage.{field}", order, "mTHP orders are 2 to 8; order 9 is `thp`")
     if policy.percpu.batch_pages < 0 or policy.sched.quantum_ns < 1:
-        raise bad("percpu.batch_pages or sched.quantum_ns", (policy.percpu.batch_pages, policy.sched.quantum_ns), "out of range")
+        raise bad(
+            "percpu.batch_pages or sched.quantum_ns",
+            (policy.percpu.batch_pages, policy.sched.quantum_ns),
+            "out of range",
+        )
     return policy

@@ -51,7 +51,7 @@ class TraceWriter:
         self._meta.update(values)
 
     def commit(self, chunks: Mapping[str, Columns]) -> None:
-        """Store rows, `{table: {column: array}}` with every column of the table, and the meta values, in one transaction.
+        """Store rows, `{table: {column: array}}` with all columns of a table, and the meta values, in one transaction.
 
         Raises FirsttouchError when the disk is full; what was committed before stays readable.
         """

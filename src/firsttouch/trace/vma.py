@@ -37,7 +37,7 @@ class Vma:
     @property
     def is_file(self) -> bool:
         """A file, or shared memory, is behind it."""
-        return self.name.startswith("/") and not self.name.startswith("//anon") or self.is_shmem
+        return (self.name.startswith("/") and not self.name.startswith("//anon")) or self.is_shmem
 
     @property
     def is_shmem(self) -> bool:

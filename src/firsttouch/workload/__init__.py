@@ -10,7 +10,7 @@ does; exec begins a new address space.
 
 | op | does | columns |
 |---|---|---|
-| TOUCH | access pages from `page` to `end`, every `arg`-th (at least each), thinking before each | page, end, arg, kind, vma |
+| TOUCH | access pages `page` to `end`, every `arg`-th (0: each), thinking before each | page, end, arg, kind, vma |
 | MAP | a mapping is made (matters to `populate` only) | page, end, vma |
 | UNMAP | pages lose their mapping: munmap, brk, MADV_DONTNEED | page, end |
 | MOVE | mremap: pages go from `page` .. `end` to `arg` | page, end, arg |

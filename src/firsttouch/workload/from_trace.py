@@ -309,20 +309,20 @@ class _Walk:
         order = np.lexsort((np.arange(self.nr), vpn, self.touch_mm))
         mm, page, row = self.touch_mm[order], vpn[order], self.touch_vma[order]
         again = np.flatnonzero((mm[1:] == mm[:-1]) & (page[1:] == page[:-1]) & (row[1:] != row[:-1])) + 1
-        left = {"mm": mm[again], "page": page[again]}
-        left["after"], left["t_ns"] = self.touch["t_ns"][order[again - 1]], self.touch["t_ns"][order[again]]
+        mm, page = mm[again], page[again]
+        before_ns, again_ns = self.touch["t_ns"][order[again - 1]], self.touch["t_ns"][order[again]]
         for t_ns, pid, space, start, end in reversed(self.made):
-            hit = (left["mm"] == space.mm) & (left["after"] < t_ns) & (left["t_ns"] > t_ns)
-            hit &= (left["page"] >= start // BASE_PAGE_BYTES) & (left["page"] < end // BASE_PAGE_BYTES)
-            if hit.any():
-                pages = left["page"][hit]
-                self.inferred["unmaps"] += 1
-                first, last = int(pages.min()) * BASE_PAGE_BYTES, (int(pages.max()) + 1) * BASE_PAGE_BYTES
-                rows = self._by_pid[pid]
-                before = rows[max(0, int(np.searchsorted(self.touch["t_ns"][rows], t_ns)) - 1)]
-                thread = int(self.touch_thread[before])
-                self.calls.add(t_ns - 1, thread, UNMAP, start=first, end=last, family=space.family)
-                left = {name: column[~hit] for name, column in left.items()}
+            hit = (mm == space.mm) & (before_ns < t_ns) & (again_ns > t_ns)
+            hit &= (page >= start // BASE_PAGE_BYTES) & (page < end // BASE_PAGE_BYTES)
+            if not hit.any():
+                continue
+            self.inferred["unmaps"] += 1
+            first, last = int(page[hit].min()) * BASE_PAGE_BYTES, (int(page[hit].max()) + 1) * BASE_PAGE_BYTES
+            rows = self._by_pid[pid]
+            caller = rows[max(0, int(np.searchsorted(self.touch["t_ns"][rows], t_ns)) - 1)]
+            thread = int(self.touch_thread[caller])
+            self.calls.add(t_ns - 1, thread, UNMAP, start=first, end=last, family=space.family)
+            mm, page, before_ns, again_ns = mm[~hit], page[~hit], before_ns[~hit], again_ns[~hit]
 
     def unmap(self, t_ns: int, pid: int, start: int, end: int, how: str, to_start: int, to_end: int) -> None:
         """munmap, a shrinking brk, or mremap."""
@@ -456,9 +456,10 @@ def _build(
 
     end_ns = int(trace.meta["wall_ns"] or (touch["t_ns"][-1] if walk.nr else 0))
     _Waits(walk, off_cpu, exits, wakes).add()
-    for thread, row in enumerate(walk.threads):
+    _begin_at_exec(walk)
+    for number, row in enumerate(walk.threads):
         stop = row["end_ns"] if row["end_ns"] >= 0 else max(end_ns, row["start_ns"])
-        calls.add(stop, thread, EXIT)
+        calls.add(stop, number, EXIT)
 
     op = np.array(calls.op, np.uint8)
     start, end = _call_pages(walk, regions, calls.start), _call_pages(walk, regions, calls.end)
@@ -502,7 +503,7 @@ def _build(
             end=np.searchsorted(thread, np.arange(len(walk.threads)), side="right").astype(np.int64),
             mm=np.array([row["mm"] for row in walk.threads], np.int32),
             parent=np.array([row["parent"] for row in walk.threads], np.int32),
-            start_ns=np.array([row["start_ns"] for row in walk.threads], np.int64),
+            start_ns=np.array([row["start_ns"] for row in walk.threads], np.int64) - walk.threads[0]["start_ns"],
         ),
         vmas=_vma_table(walk, regions, vma_flags),
         mm_regions=np.array([len(regions.get(family, ())) for family in walk.mm_family], np.int64),
@@ -513,6 +514,16 @@ def _build(
         system_ns=int(trace.meta["system_ns"] or 0),
         facts=facts,
     )
+
+
+def _begin_at_exec(walk: _Walk) -> None:
+    """The program begins at its exec, not when the recorder was ready."""
+    first_ns = min((t for t, n in zip(walk.calls.t_ns, walk.calls.thread, strict=True) if n == 0), default=0)
+    execs = [
+        t for t, n, op in zip(walk.calls.t_ns, walk.calls.thread, walk.calls.op, strict=True) if n == 0 and op == EXEC
+    ]
+    if execs and execs[0] == first_ns and (walk.nr == 0 or walk.touch["t_ns"][0] >= first_ns):
+        walk.threads[0]["start_ns"] = first_ns
 
 
 def _group(values: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
