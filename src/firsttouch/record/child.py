@@ -12,13 +12,15 @@ import os
 import shutil
 import signal
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from firsttouch.errors import FirsttouchError
 
 _PR_SET_THP_DISABLE = 41
+_GET_PERSONALITY = 0xFFFFFFFF
+_ADDR_NO_RANDOMIZE = 0x0040000
 _RUSAGE_SELF = 0
 _CLOCK_MONOTONIC = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,6 +34,30 @@ class Usage:
     majflt: int
     user_ns: int
     system_ns: int
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a program runs under, for runs that must be alike; by default as its parent does."""
+
+    env: Mapping[str, str] | None = None  # the whole environment
+    cwd: Path | None = None
+    fixed_addresses: bool = False  # no address-space randomisation, for it and its descendants
+    stderr: Path | None = None  # if set: stderr goes to this file, stdin and stdout are /dev/null
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment, spelled out."""
+        return dict(os.environ if self.env is None else self.env)
+
+
+AS_PARENT = Conditions()
+
+
+def fix_addresses() -> bool:
+    """Switch address-space randomisation off for what this process will exec; False where that is not allowed."""
+    now = _libc.personality(_GET_PERSONALITY)
+    return bool(now >= 0 and _libc.personality(now | _ADDR_NO_RANDOMIZE) >= 0)
 
 
 def find_program(name: str) -> str:
@@ -54,7 +80,7 @@ def find_program(name: str) -> str:
 class Child:
     """A forked program that waits for `go()`."""
 
-    def __init__(self, command: Sequence[str], *, thp_disable: bool) -> None:
+    def __init__(self, command: Sequence[str], *, thp_disable: bool, conditions: Conditions = AS_PARENT) -> None:
         path = find_program(command[0])
         self.command = list(command)
         self._usage = mmap.mmap(-1, mmap.PAGESIZE)
@@ -64,7 +90,7 @@ class Child:
         argv = [os.fsencode(word) for word in command]
         words = (ctypes.c_char_p * (len(argv) + 1))(*argv, None)
         shell = (ctypes.c_char_p * (len(argv) + 2))(b"/bin/sh", os.fsencode(path), *argv[1:], None)
-        env = [os.fsencode(key) + b"=" + os.fsencode(value) for key, value in os.environ.items()]
+        env = [os.fsencode(key) + b"=" + os.fsencode(value) for key, value in conditions.environment.items()]
         envp = (ctypes.c_char_p * (len(env) + 1))(*env, None)
         program = os.fsencode(path)
         go_read, self._go = os.pipe()
@@ -77,6 +103,7 @@ class Child:
                 for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
                     signal.signal(number, signal.SIG_DFL)
                 os.close(self._go)
+                _apply(conditions)
                 if thp_disable:
                     _libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
                 if os.read(go_read, 1) == b"g":
@@ -132,4 +159,19 @@ class Child:
     def close(self) -> None:
         """Close the pipes; a child that still waits ends."""
         for fd in (self._go, self._error, self.pidfd):
+            os.close(fd)
+
+
+def _apply(conditions: Conditions) -> None:
+    """In the child, before its usage is noted."""
+    if conditions.fixed_addresses:
+        fix_addresses()
+    if conditions.cwd is not None:
+        os.chdir(conditions.cwd)
+    if conditions.stderr is not None:
+        quiet = os.open(os.devnull, os.O_RDWR)
+        errors = os.open(conditions.stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        for fd, to in ((quiet, 0), (quiet, 1), (errors, 2)):
+            os.dup2(fd, to)
+        for fd in (quiet, errors):
             os.close(fd)

@@ -26,7 +26,7 @@ from firsttouch.errors import FirsttouchError, NotHere
 from firsttouch.record import perf_event as pe
 from firsttouch.record import ring, tracepoints
 from firsttouch.record.assemble import Assembler, read_threads
-from firsttouch.record.child import Child
+from firsttouch.record.child import AS_PARENT, Child, Conditions
 from firsttouch.record.ring import Layout, Ring, Rows, read_chunk
 from firsttouch.trace.store import TraceWriter
 
@@ -92,6 +92,7 @@ def record(
     force: bool = False,
     progress: Callable[[Progress], None] | None = None,
     ring_bytes: int | None = None,
+    conditions: Conditions = AS_PARENT,
 ) -> Recording:
     """Run `command` and record its first touches, and those of its descendants, until it ends.
 
@@ -114,6 +115,8 @@ def record(
         Called some times a second.
     ring_bytes
         Size of each CPU's ring, a power of two of pages; the default depends on what this user may pin.
+    conditions
+        What the program runs under: environment, folder, output, and whether its addresses are randomised.
 
     Raises
     ------
@@ -125,7 +128,7 @@ def record(
     check_target(Path(path), force)
     if not command:
         raise FirsttouchError("there is no command to record", "firsttouch record -o FILE -- COMMAND [ARGUMENTS]")
-    child = Child(command, thp_disable=not as_is)
+    child = Child(command, thp_disable=not as_is, conditions=conditions)
     started = False
     try:
         with Events([child.pid], level, stacks=stacks, on_exec=True, ring_bytes=ring_bytes) as events:
@@ -133,7 +136,10 @@ def record(
             with signals_passed_on(child.pid):
                 writer = TraceWriter(path, force=force)
                 session = Session(events, writer, stacks=stacks, progress=progress)
-                session.describe(command=list(command), as_is=as_is, base_pages=not as_is, facts=facts)
+                session.describe(
+                    command=list(command), as_is=as_is, base_pages=not as_is, facts=facts,
+                    fixed_addresses=conditions.fixed_addresses,
+                )  # fmt: skip
                 try:
                     session.start()
                     child.go()
