@@ -9,40 +9,38 @@ The kernels need the JIT: with FIRSTTOUCH_JIT=0 they cannot run at all, and `nee
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils as untyped_cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from firsttouch._jit import JIT, kernel
+from firsttouch._mapping import MADV_HUGEPAGE as MADV_HUGEPAGE
+from firsttouch._mapping import MADV_NOHUGEPAGE as MADV_NOHUGEPAGE
+from firsttouch._mapping import MADV_POPULATE_WRITE as MADV_POPULATE_WRITE
+from firsttouch._mapping import Region as Region
+from firsttouch._native import (
+    BYTE,
+    INT,
+    LONG,
+    X86,
+    add_shared,
+    assembly,
+    clock_ns,
+    external,
+    fill_zero,
+    keep,
+    load,
+    store,
+    store_fence,
+    word,
+    zero_past_caches,
+)
 from firsttouch.errors import FirsttouchError
-
-llvmlite.binding.initialize_native_asmparser()  # inline assembly
-
-cgutils: Any = untyped_cgutils
-
-X86 = platform.machine() in ("x86_64", "AMD64")
-LINE_BYTES = 64  # of the wide stores below; a longer cache line takes several
-
-MADV_HUGEPAGE, MADV_NOHUGEPAGE = 14, 15
-MADV_POPULATE_WRITE = 23  # Linux 5.14
-_MAP_ALIGN = 2 << 20  # no mapping of ours shares a page-table page with another
-_PROT_NONE, _MAP_FIXED = 0, 0x10  # the mmap module lacks them
-
-_BYTE, _INT, _LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_VOID, _PTR = ir.VoidType(), ir.PointerType(ir.IntType(8))
-_LINE = ir.VectorType(_LONG, LINE_BYTES // 8)
 
 
 def need_jit() -> None:
@@ -54,148 +52,37 @@ def need_jit() -> None:
 # Primitives
 
 
-def _intrinsic(function: Any) -> Any:
-    """A word of the compiler; `function` says its types and generates its code."""
-    return intrinsic(function)
-
-
-def _external(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    """The C function `name` of this process, by name: an address would not survive in the cache of machine code."""
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
-
-
-def _asm(builder: Any, text: str, constraints: str, arguments: list[Any]) -> None:
-    shape = ir.FunctionType(_VOID, [argument.type for argument in arguments])
-    builder.call(ir.InlineAsm(shape, text, constraints, side_effect=True), arguments)
-
-
-@_intrinsic
-def load(typing_context, address):  # type: ignore[no-untyped-def]
-    """The 64-bit word at `address`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], ir.PointerType(_LONG)), typ=_LONG)
-
-    return types.int64(types.int64), generate
-
-
-@_intrinsic
-def store(typing_context, address, value):  # type: ignore[no-untyped-def]
-    """Write the 64-bit word at `address`."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.PointerType(_LONG)))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@_intrinsic
-def store_line_past_caches(typing_context, address):  # type: ignore[no-untyped-def]
-    """Write 64 zero bytes at `address` (aligned to 64), without a place in the caches."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.PointerType(_LINE))
-        written = builder.store(ir.Constant(_LINE, None), pointer, align=LINE_BYTES)
-        written.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(_INT, 1)]))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
-
-
-@_intrinsic
-def store_fence(typing_context):  # type: ignore[no-untyped-def]
-    """Order the stores before against the stores after, non-temporal ones too."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if X86:
-            builder.call(_external(builder, "llvm.x86.sse.sfence", _VOID, []), [])
-        else:
-            builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@_intrinsic
-def keep(typing_context):  # type: ignore[no-untyped-def]
-    """Tell the compiler that memory may have been read here, so that it drops and moves no store."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _asm(builder, "", "~{memory}", [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
-
-
-@_intrinsic
-def fill_zero(typing_context, address, nr_bytes):  # type: ignore[no-untyped-def]
-    """C's memset to zero."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        memset = _external(builder, "memset", _PTR, [_PTR, _INT, _LONG])
-        builder.call(memset, [builder.inttoptr(arguments[0], _PTR), ir.Constant(_INT, 0), arguments[1]])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), generate
-
-
-@_intrinsic
-def clock_ns(typing_context):  # type: ignore[no-untyped-def]
-    """CLOCK_MONOTONIC in ns."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        timespec = cgutils.alloca_once(builder, ir.ArrayType(_LONG, 2))
-        clock_gettime = _external(builder, "clock_gettime", _INT, [_INT, _PTR])
-        builder.call(clock_gettime, [ir.Constant(_INT, 1), builder.bitcast(timespec, _PTR)])
-        seconds = builder.load(cgutils.gep_inbounds(builder, timespec, 0, 0), typ=_LONG)
-        rest = builder.load(cgutils.gep_inbounds(builder, timespec, 0, 1), typ=_LONG)
-        return builder.add(builder.mul(seconds, ir.Constant(_LONG, 1_000_000_000)), rest)
-
-    return types.int64(), generate
-
-
-@_intrinsic
+@word
 def enter_kernel(typing_context):  # type: ignore[no-untyped-def]
     """A trivial system call: getppid."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.call(_external(builder, "getppid", _INT, []), [])
+        builder.call(external(builder, "getppid", INT, []), [])
         return context.get_dummy_value()
 
     return types.void(), generate
 
 
-@_intrinsic
-def add_shared(typing_context, address, value):  # type: ignore[no-untyped-def]
-    """Add to the word at `address` in one atomic step; returns what it held."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw("add", builder.inttoptr(arguments[0], ir.PointerType(_LONG)), arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), generate
-
-
-@_intrinsic
+@word
 def fill_zero_string(typing_context, address, nr_bytes):  # type: ignore[no-untyped-def]
     """`rep stosb` of zeros; x86-64 only."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        shape = ir.FunctionType(ir.LiteralStructType([_LONG, _LONG]), [_LONG, _LONG, _BYTE])
+        shape = ir.FunctionType(ir.LiteralStructType([LONG, LONG]), [LONG, LONG, BYTE])
         constraints = "={rdi},={rcx},0,1,{al},~{memory}"
         string = ir.InlineAsm(shape, "rep stosb", constraints, side_effect=True)
-        builder.call(string, [arguments[0], arguments[1], ir.Constant(_BYTE, 0)])
+        builder.call(string, [arguments[0], arguments[1], ir.Constant(BYTE, 0)])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
 
 
-@_intrinsic
+@word
 def establish_line(typing_context, address):  # type: ignore[no-untyped-def]
     """`clzero`: make the line at `address` zero without reading it; AMD only."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _asm(builder, "clzero", "{rax},~{memory}", [arguments[0]])
+        assembly(builder, "clzero", "{rax},~{memory}", [arguments[0]])
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
@@ -215,9 +102,7 @@ def zero_temporal(address: int, nr_bytes: int, page_bytes: int) -> None:
 @kernel
 def zero_nontemporal(address: int, nr_bytes: int, page_bytes: int) -> None:
     """A line at a time past the caches."""
-    for start in range(address, address + nr_bytes, LINE_BYTES):
-        store_line_past_caches(start)
-    store_fence()
+    zero_past_caches(address, nr_bytes)
 
 
 @kernel
@@ -394,58 +279,3 @@ def _make_time_zero(zero: Callable[[int, int, int], None]) -> Callable[..., None
 
 
 TIME_ZERO = {method: _make_time_zero(zero) for method, zero in METHODS.items()}  # method -> timed kernel
-
-
-# Mappings
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class Region:
-    """A mapping of `nr_bytes` from a 2 MiB boundary; `fd` -1 is anonymous memory. Unmapped at the end of `with`."""
-
-    def __init__(self, nr_bytes: int, fd: int = -1, shared: bool = False) -> None:
-        flags = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | (mmap.MAP_ANONYMOUS if fd < 0 else 0)
-        prot = mmap.PROT_READ | mmap.PROT_WRITE
-        self.nr_bytes = nr_bytes
-        room = _map(0, nr_bytes + _MAP_ALIGN, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
-        self.address = -(-room // _MAP_ALIGN) * _MAP_ALIGN
-        _unmap(room, self.address - room)
-        _unmap(self.address + nr_bytes, room + _MAP_ALIGN - self.address)
-        _map(self.address, nr_bytes, prot, flags | _MAP_FIXED, fd)  # over the room that is ours
-
-    def advise(self, advice: int, start: int = 0, nr_bytes: int | None = None) -> bool:
-        """madvise all, or `nr_bytes` from offset `start`; False where the kernel refuses it, or memory is short."""
-        nr_bytes = self.nr_bytes if nr_bytes is None else nr_bytes
-        return bool(_libc.madvise(self.address + start, nr_bytes, advice) == 0)
-
-    def unmap(self, nr_bytes: int | None = None) -> None:
-        """Unmap the first `nr_bytes`, or all that is left."""
-        nr_bytes = self.nr_bytes if nr_bytes is None else nr_bytes
-        _unmap(self.address, nr_bytes)
-        self.address += nr_bytes
-        self.nr_bytes -= nr_bytes
-
-    def __enter__(self) -> Region:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.unmap()
-
-
-def _map(address: int, nr_bytes: int, prot: int, flags: int, fd: int) -> int:
-    mapped = _libc.mmap(address, nr_bytes, prot, flags, fd, 0)
-    if mapped is None or mapped == ctypes.c_void_p(-1).value:
-        raise FirsttouchError(
-            f"cannot map {nr_bytes} bytes: {os.strerror(ctypes.get_errno())}", "free some memory, or raise ulimit -v"
-        )
-    return int(mapped)
-
-
-def _unmap(address: int, nr_bytes: int) -> None:
-    if nr_bytes and _libc.munmap(address, nr_bytes):
-        raise FirsttouchError(f"cannot unmap {nr_bytes} bytes: {os.strerror(ctypes.get_errno())}")
