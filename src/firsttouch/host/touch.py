@@ -26,6 +26,7 @@ from firsttouch._mapping import Region as Region
 from firsttouch._native import (
     BYTE,
     INT,
+    LINE_BYTES,
     LONG,
     X86,
     add_shared,
