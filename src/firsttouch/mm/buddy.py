@@ -192,6 +192,16 @@ def take_head(b: Buddy, zone: int, k: int, z: int) -> int:
 
 
 @state_kernel
+def take_block(b: Buddy, zone: int, pfn: int) -> int:
+    """Unlink the free block headed at `pfn`, wherever it is on its list; its order. In flight as after `take_head`."""
+    k, z = int(b.order[pfn]) - 1, int(b.zeroed[pfn])
+    _unlink(b, zone, pfn, k, z)
+    if z == ZEROED:
+        b.zero_pages[zone] -= 1 << k
+    return k
+
+
+@state_kernel
 def zone_of(b: Buddy, pfn: int) -> int:
     """The zone of a page."""
     zone = 0
