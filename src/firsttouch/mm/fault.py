@@ -1,11 +1,12 @@
 """One page fault, in the order of the kernel. Read this file first.
 
-A touch that the page tables do not serve goes through four stages, between which other CPUs may act (the step rule:
+A touch that the page tables do not serve goes through these stages, between which other CPUs may act (the step rule:
 a stage ends where the CPU takes a lock, or is busy with a whole block):
 
   ENTER    trap; find the mapping; decide the service and the order
   ALLOC    take a block from the CPU's list, or from the zone under its lock
   FILL     zero it, or copy the old page
+  AHEAD    where the policy prefaults: allocate, zero and map the pages after it, one by one
   INSTALL  under the page table's lock look again; map it, or give it back if another thread was first
 
 **Recorded touches.** A trace holds touches that faulted on a real kernel with base pages. Replayed, such a touch is
@@ -19,7 +20,7 @@ Follows Linux handle_mm_fault(), do_anonymous_page(), do_wp_page(), do_fault(); 
 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
-from firsttouch.mm.faultahead import map_around
+from firsttouch.mm.faultahead import NO_PREFAULT, map_around, prefault_pages
 from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
@@ -80,7 +81,7 @@ from firsttouch.units import PMD_ORDER, PMD_PAGES
 from firsttouch.workload import ANON, PROTECTION, RACED, RECORDED, SHARED, WRITE
 from firsttouch.workload import SHMEM as SHMEM_VMA
 
-ENTER, ALLOC, FILL, INSTALL = 2, 3, 4, 5  # stages; the earlier ones are simulate.THINK and simulate.START
+ENTER, ALLOC, FILL, AHEAD, INSTALL = range(2, 7)  # stages; the earlier ones are simulate.THINK and simulate.START
 
 
 @inlined
@@ -165,6 +166,10 @@ def touch(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
         fill(w, cpu, t)
         if w.sched.clock_ns[cpu] > limit_ns:
             return False
+    while w.progress.stage[t] == AHEAD:
+        map_next(w, cpu, t, mm)
+        if w.sched.clock_ns[cpu] > limit_ns:
+            return False
     install(w, cpu, t, e, mm)
     return True
 
@@ -204,6 +209,9 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
     elif service == COW and pm.state[entry] & STATE == ANON_RO and is_last_user(pm, slot, entry):
         service = REUSE
     pr.service[t] = service
+    pr.window[t], pr.mapped[t] = 1, 1
+    if service == ZERO_FILL and w.prefault.rule != NO_PREFAULT and pr.order[t] == 0:
+        pr.window[t] = prefault_pages(w.prefault, t, page, end)
     advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
     if w.rules.page_table == MM_WIDE:
         lock_table(w, cpu, mm, slot, w.cost.walk)
@@ -325,6 +333,23 @@ def free_folio(w: World, cpu: int, head: int) -> None:
         wake_scrub(w.scrub, zone, w.rules.start_order, merged)
 
 
+@inlined
+def zero_block(w: World, cpu: int, k: int, z: int) -> None:
+    """Zero a block for a user who wants zeros, unless it came zeroed."""
+    if z == ZEROED:
+        w.total[HITS] += 1
+        return
+    w.total[MISSES] += 1
+    w.total[ZEROED_BYTES] += w.rules.page_bytes << k
+    advance(w, cpu, int(w.cost.zero[k]))
+
+
+@inlined
+def coldness(w: World, z: int) -> int:
+    """COLD if the lines of a block that came with zero state `z` are in no cache when it is mapped."""
+    return COLD if w.rules.cold_in_fault or z == ZEROED else 0
+
+
 @state_kernel
 def allocate(w: World, cpu: int, t: int) -> bool:
     """ALLOC: a block of the fault's order, or of the next lower one that memory has. False: out of memory."""
@@ -352,13 +377,31 @@ def fill(w: World, cpu: int, t: int) -> None:
     if pr.service[t] == COW:
         advance(w, cpu, w.cost.copy_page)
         w.total[COPIED_BYTES] += w.rules.page_bytes
-    elif pr.zeroed[t] == ZEROED:
-        w.total[HITS] += 1
     else:
-        w.total[MISSES] += 1
-        advance(w, cpu, w.cost.zero[k])
-        w.total[ZEROED_BYTES] += w.rules.page_bytes << k
-    pr.stage[t] = INSTALL
+        zero_block(w, cpu, k, int(pr.zeroed[t]))
+    pr.stage[t] = INSTALL if pr.window[t] == 1 else AHEAD
+
+
+@state_kernel
+def map_next(w: World, cpu: int, t: int, mm: int) -> None:
+    """AHEAD: one more page of the window, if nothing maps it; past the last one, on to INSTALL."""
+    pr, pm = w.progress, w.pmap
+    page = pr.step[t] + pr.mapped[t]
+    if pr.mapped[t] >= pr.window[t]:
+        pr.stage[t] = INSTALL
+        return
+    pr.mapped[t] += 1
+    slot = find_slot(pm, mm, page)
+    entry = entry_of(slot, page)
+    if pm.state[entry] != NONE:
+        return
+    pfn, z = take_block(w, cpu, 0, True)
+    if pfn == NO_PFN:
+        pr.window[t] = pr.mapped[t]  # it is only ahead of time: the fault itself has its page
+        return
+    advance(w, cpu, w.cost.alloc + w.cost.map_page)
+    zero_block(w, cpu, 0, z)
+    map_block(pm, mm, slot, entry, pfn, 0, ANON_RW | coldness(w, z))
 
 
 @state_kernel
@@ -405,8 +448,7 @@ def install_zero_fill(w: World, cpu: int, t: int, mm: int, slot: int, entry: int
         pm.folio_order[pfn] = k
         free_folio(w, cpu, pfn)
         return SPURIOUS if pm.state[entry] & STATE != NONE else retry_small(w, cpu, t, mm, slot, entry)
-    cold = COLD if w.rules.cold_in_fault or pr.zeroed[t] == ZEROED else 0
-    map_block(pm, mm, slot, first, pfn, k, ANON_RW | cold)
+    map_block(pm, mm, slot, first, pfn, k, ANON_RW | coldness(w, int(pr.zeroed[t])))
     if k == PMD_ORDER:
         pm.huge[slot] = HUGE_REGION
         return HUGE
@@ -424,8 +466,7 @@ def retry_small(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> i
     if not allocate(w, cpu, t):
         return SPURIOUS
     fill(w, cpu, t)
-    cold = COLD if w.rules.cold_in_fault or pr.zeroed[t] == ZEROED else 0
-    map_block(w.pmap, mm, slot, entry, int(pr.pfn[t]), 0, ANON_RW | cold)
+    map_block(w.pmap, mm, slot, entry, int(pr.pfn[t]), 0, ANON_RW | coldness(w, int(pr.zeroed[t])))
     return ZERO_FILL
 
 

@@ -1,4 +1,4 @@
-"""How many pages one fault maps beyond its own: fault-around of files.
+"""How many pages one fault maps beyond its own: fault-around of files, and anticipatory prefaulting.
 
 Linux maps cached pages of a file around a read fault: up to a window of pages that begins at the aligned start of the
 window, or at the mapping's start if that is later, and stays inside the mapping and its page-table page. Since the end
@@ -8,12 +8,81 @@ A trace shows only pages that faulted. So the model maps around a fault exactly 
 will want (an entry nobody touches changes nothing but bytes): those inside the recording kernel's own window are marked
 NEAR, because a recorded touch of one proves that it was not in the page cache.
 
+**Anticipatory prefaulting** (Linux, 2004-2005, never merged) is for anonymous memory: a task whose write fault is just
+where its last window ended is taken to go on in order, and the next window is twice as long, up to a cap that the
+versions set in different ways. A window stays inside the mapping and the page-table page.
+
 Follows Linux do_fault_around(), filemap_map_pages(); deviations: docs/deviations.md, "fault-around".
 """
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from firsttouch._jit import state_kernel
 from firsttouch.mm.pmap import FILE_RO, NEAR, NONE, Pmap, map_pfnless
 from firsttouch.units import PMD_PAGES
+
+# Prefault.rule
+NO_PREFAULT, PREFAULT_V2, PREFAULT_V13, PREFAULT_2005_03 = range(4)
+PREFAULT_RULES = ("none", "v2", "v13", "2005-03")
+_V2_FULL_ORDER = 3  # where V2 puts the order back to when a window reaches the cap
+
+
+class Prefault(NamedTuple):
+    """The rule, and what each task's last window was."""
+
+    rule: int
+    max_order: int  # V13 and 2005-03: no window above 2**max_order pages
+    max_pages: int  # V2: a window that would reach this many has just as many
+    min_run: int  # faults in order before the first window
+    next_page: NDArray[np.int64]  # [thread] page after its last window
+    order: NDArray[np.int8]  # [thread]
+    run: NDArray[np.int32]  # [thread] faults in order so far
+
+
+def make_prefault(rule: str, max_order: int, max_pages: int, min_run: int, nr_threads: int) -> Prefault:
+    """Tasks that have not faulted yet."""
+    return Prefault(
+        rule=PREFAULT_RULES.index(rule),
+        max_order=max_order,
+        max_pages=max_pages,
+        min_run=min_run,
+        next_page=np.full(nr_threads, -1, np.int64),
+        order=np.zeros(nr_threads, np.int8),
+        run=np.zeros(nr_threads, np.int32),
+    )
+
+
+@state_kernel
+def prefault_pages(p: Prefault, t: int, page: int, vma_end: int) -> int:
+    """Pages that a write fault of thread `t` at `page` maps, its own included; notes where the window ends."""
+    order, nr = 0, 1
+    if p.next_page[t] != page:
+        p.run[t] = 0
+    else:
+        p.run[t] += 1
+        if p.run[t] > p.min_run:
+            order, nr = next_window(p, int(p.order[t]))
+    end = min(page + nr, vma_end, (page | (PMD_PAGES - 1)) + 1)
+    p.order[t] = order
+    p.next_page[t] = end
+    return int(end - page)
+
+
+@state_kernel
+def next_window(p: Prefault, order: int) -> tuple[int, int]:
+    """The order to remember and the pages to map after a window of `order`, when the fault came in order."""
+    order += 1
+    if p.rule == PREFAULT_V2:
+        if 1 << order >= p.max_pages:
+            return _V2_FULL_ORDER, p.max_pages
+    elif p.rule == PREFAULT_V13:
+        order = min(order, p.max_order)
+    elif order > p.max_order:
+        return 0, 1  # the guard of March 2005 sends the fault back to one page, and starts over
+    return order, 1 << order
 
 
 @state_kernel

@@ -20,20 +20,21 @@ from firsttouch._jit import inlined, state_kernel
 from firsttouch._packed import packed
 from firsttouch.errors import FirsttouchError
 from firsttouch.machine import Machine
-from firsttouch.mm.buddy import NO_PFN, ZEROED
+from firsttouch.mm.buddy import NO_PFN
 from firsttouch.mm.fault import (
     advance,
+    coldness,
     credit,
     entry_of,
     free_folio,
     take_block,
     touch,
+    zero_block,
 )
 from firsttouch.mm.locks import CLASSES, MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
 from firsttouch.mm.pmap import (
     ANON_RW,
-    COLD,
     NEAR,
     NO_SLOT,
     NONE,
@@ -399,14 +400,9 @@ def populate_step(w: World, cpu: int, t: int, e: int, op: int) -> bool:
         w.total[OUT_OF_MEMORY] = 1
         return True
     advance(w, cpu, w.cost.populate_page if k == 0 else w.cost.alloc_large[k])
-    if z == ZEROED:
-        w.total[HITS] += 1
-    else:
-        w.total[MISSES] += 1
-        w.total[ZEROED_BYTES] += w.rules.page_bytes << k
-        advance(w, cpu, w.cost.zero[k])
+    zero_block(w, cpu, k, z)
     # The program's own populating happened in the recording too: a recorded touch of such a page did fault.
-    state = ANON_RW | (COLD if z == ZEROED else 0) | (NEAR if op == POPULATE else 0)
+    state = ANON_RW | coldness(w, z) | (NEAR if op == POPULATE else 0)
     map_block(pm, mm, slot, entry & ~((1 << k) - 1), pfn, k, state)
     if k == PMD_ORDER:
         pm.huge[slot] = HUGE_REGION

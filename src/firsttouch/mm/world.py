@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from firsttouch.machine import Machine
 from firsttouch.mm.buddy import UNZEROED, ZEROED, Buddy, make_buddy
 from firsttouch.mm.costs import CostTable, cost_table
+from firsttouch.mm.faultahead import Prefault, make_prefault
 from firsttouch.mm.locks import Locks, make_locks
 from firsttouch.mm.percpu import Percpu, make_percpu
 from firsttouch.mm.pmap import Pmap, make_pmap
@@ -72,6 +73,8 @@ class Progress(NamedTuple):
     pfn: NDArray[np.int32]  # [thread] of the fault's block
     zeroed: NDArray[np.uint8]  # [thread] whether that came zeroed
     start_ns: NDArray[np.int64]  # [thread] when the fault trapped
+    window: NDArray[np.int32]  # [thread] pages that the fault maps, its own included, and
+    mapped: NDArray[np.int32]  # [thread] how many of them it has come past
 
 
 class World(NamedTuple):
@@ -88,6 +91,7 @@ class World(NamedTuple):
     vmas: Vmas
     vma_orders: NDArray[np.int32]  # [vma] bits of the orders it may use
     progress: Progress
+    prefault: Prefault
     mm_users: NDArray[np.int32]  # [mm] threads in it
     flying: NDArray[np.int32]  # [cpu, (pfn, order, zone)] block that the CPU is scrubbing, or NO_PFN
     cost: CostTable
@@ -110,6 +114,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
     threads = workload.threads
     nr_threads, nr_mms = len(threads.first), len(workload.mm_regions)
     recorded = workload.recorded_level != ""
+    ahead = policy.fault_ahead
     return World(
         buddy=buddy,
         percpu=make_percpu(
@@ -138,6 +143,11 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             pfn=np.zeros(nr_threads, np.int32),
             zeroed=np.zeros(nr_threads, np.uint8),
             start_ns=np.zeros(nr_threads, np.int64),
+            window=np.ones(nr_threads, np.int32),
+            mapped=np.ones(nr_threads, np.int32),
+        ),
+        prefault=make_prefault(
+            ahead.prefault, ahead.prefault_max_order, ahead.prefault_max_pages, ahead.prefault_min_run, nr_threads
         ),
         mm_users=np.zeros(nr_mms, np.int32),
         flying=np.full((machine.nr_cpus, 3), np.iinfo(np.int32).min, np.int32),
@@ -145,9 +155,9 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         rules=Rules(
             recorded=recorded,
             use_zero_page=policy.superpage.use_zero_page,
-            window_pages=max(1, policy.fault_ahead.fault_around_bytes // machine.page_bytes),
+            window_pages=max(1, ahead.fault_around_bytes // machine.page_bytes),
             recorded_window_pages=max(1, workload.recorded_fault_around_bytes // machine.page_bytes),
-            populate=policy.fault_ahead.populate,
+            populate=ahead.populate,
             per_vma=policy.locks.per_vma,
             page_table=PAGE_TABLE_MODES.index(policy.locks.page_table),
             scrub=policy.zero.scrub != "none",

@@ -36,6 +36,11 @@ class FaultAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many pages one fault maps."""
 
     fault_around_bytes: int = 65536  # around a read fault on a file; one page disables it
+    # anticipatory prefaulting of anonymous memory: a version's rule, its caps, and how many faults in order it needs
+    prefault: Literal["none", "v2", "v13", "2005-03"] = "none"
+    prefault_max_order: int = 3
+    prefault_max_pages: int = 14
+    prefault_min_run: int = 0
     populate: bool = False  # MADV_POPULATE_WRITE on every anonymous writable mapping when it is made
 
 
@@ -247,6 +252,9 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         )
     if zero.init_on_free and zero.scrub != "none":
         raise bad("zero.scrub", zero.scrub, "with init_on_free every free page is zero already")
+    ahead = policy.fault_ahead
+    if not 0 <= ahead.prefault_max_order <= PMD_ORDER or ahead.prefault_max_pages < 1 or ahead.prefault_min_run < 0:
+        raise bad("fault_ahead.prefault_*", ahead, "orders are 0 to 9, pages at least 1, a run at least 0")
     around = policy.fault_ahead.fault_around_bytes
     if around < 1 or around & (around - 1):
         raise bad("fault_ahead.fault_around_bytes", around, "it must be a power of two")
