@@ -1,16 +1,18 @@
 """Per-CPU lists of free blocks in front of the buddy lists, so that most allocations and frees need no zone lock.
 
-Each CPU has, for each zone, one list per order and zero state: orders 0 to 3 and the order of a superpage. A list is
-last in, first out, and is linked through `next` and `prev` of the buddy state, which the buddy does not use for pages
-it does not hold. An empty list is refilled from the buddy in a batch; lists that hold too much spill a batch from their
-tails. Both batches grow while a CPU only allocates or only frees: ALLOC_FACTOR doubles the refill each time and a
-free halves it; FREE_COUNT counts pages freed in a row, is what a spill gives back, and is halved by an allocation.
-All lists of one CPU and zone share the counts. HIGH follows demand between HIGH_MIN and HIGH_MAX.
+Here are the rules of Linux 6.18, and the one door to either set: `make_percpu` is told which rules it is to follow, and
+allocations and frees follow them. Those of Linux 2.6.10 are in hotcold.py; what lists are is in pcplist.py.
+
+Each CPU has, for each zone, one list per order and zero state: orders 0 to 3 and the order of a superpage. An empty
+list is refilled from the buddy in a batch; lists that hold too much spill a batch from their tails. Both batches grow
+while a CPU only allocates or only frees: ALLOC_FACTOR doubles the refill each time and a free halves it; FREE_COUNT
+counts pages freed in a row, is what a spill gives back, and is halved by an allocation. All lists of one CPU and zone
+share the counts. HIGH follows demand between HIGH_MIN and HIGH_MAX.
 
 Zeroed and plain requests: a request for zeros takes the zeroed class when the zone has enough zeroed pages, or when the
 CPU's own zeroed list holds a block, and else the unzeroed one. A plain request takes an unzeroed block, and a zeroed
-one only when there is no other; that one comes alone, not in a batch. With `strands`, as in the 2004 patches, the CPU's
-zeroed list is out of reach while the zone itself has too few zeroed pages.
+one only when there is no other; that one comes alone, not in a batch. With `strands` the CPU's zeroed list is out of
+reach while the zone itself has too few zeroed pages.
 
 Invariants:
   P1  a list is linked both ways from first to last
@@ -26,51 +28,51 @@ free_pcppages_bulk() and zone_batchsize(); where it does not: docs/deviations.md
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.errors import FirsttouchError
+from firsttouch.mm import hotcold
 from firsttouch.mm.buddy import NO_PFN, NOT_HEAD, UNZEROED, ZEROED, Buddy, alloc_block, free_block
-from firsttouch.units import BASE_PAGE_BYTES, PMD_ORDER, PMD_PAGES
+from firsttouch.mm.pcplist import (
+    ALLOC_FACTOR,
+    BATCH,
+    COLD_LIST,
+    COSTLY_ORDER,
+    FREE_COUNT,
+    FREED_HIGH,
+    HIGH,
+    HIGH_MAX,
+    HIGH_MIN,
+    JUST_FREED,
+    NO_LIST,
+    NO_ORDER,
+    NR_HOT,
+    NR_LIST_ORDERS,
+    NR_LISTS,
+    NR_PAGES,
+    NR_STATE,
+    Percpu,
+    append,
+    list_of,
+    order_of_list,
+    pop,
+    pop_tail,
+    push,
+)
+from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES
 
-COSTLY_ORDER = 3  # the highest small order with a list
-NR_LIST_ORDERS = COSTLY_ORDER + 2  # orders 0..COSTLY_ORDER, and PMD_ORDER
-NO_LIST = -1  # what `list_of` says of other orders; never used as an index
-NO_ORDER = -1  # what a free says that gave nothing unzeroed back to the buddy
 BATCH_SCALE_MAX = 5  # a batch grows to at most batch << BATCH_SCALE_MAX pages
 _HIGH_FRACTION = 8  # all CPUs together may keep a zone's pages / 8
-
-# Columns of Percpu.state. Few arrays, because every array of a state is passed to every kernel in seven words or more.
-NR_PAGES = 0  # pages on all lists
-HIGH = 1  # pages; a free that reaches this spills
-ALLOC_FACTOR = 2  # the next refill of order 0 is BATCH << ALLOC_FACTOR pages
-FREE_COUNT = 3  # pages freed in a row, halved by each allocation
-FREED_HIGH = 4  # 1 if the last free was of order 1..COSTLY_ORDER
-_NR_STATE = 5
-# Columns of Percpu.limit, all in pages.
-BATCH = 0  # a refill or spill before it grows
-HIGH_MIN = 1  # bounds of HIGH
-HIGH_MAX = 2
-
-
-class Percpu(NamedTuple):
-    """Lists of every CPU and zone. i: `list_of(k, z)`. The CPU guards its own; the zone lock the buddy behind them."""
-
-    first: NDArray[np.int32]  # [cpu, zone, i] head of the list: the block freed last, or NO_PFN
-    last: NDArray[np.int32]  # [cpu, zone, i] its tail, or NO_PFN
-    state: NDArray[np.int64]  # [cpu, zone, NR_PAGES..FREED_HIGH]
-    limit: NDArray[np.int64]  # [zone, BATCH..HIGH_MAX] never written
-    has_zeroed: bool  # the kernel knows zeroed blocks; without, every request is plain and every free unzeroed
-    strands: bool  # zeroed blocks on the lists need zeroed pages in the zone to be used
+LINUX_6_18, LINUX_2_6_10 = RULES = ("linux-6.18", "linux-2.6.10")
 
 
 def make_percpu(
     b: Buddy,
     nr_cpus: int,
     *,
+    rules: str = LINUX_6_18,
     batch_pages: int = 0,
     has_zeroed: bool,
     strands: bool = False,
@@ -80,34 +82,44 @@ def make_percpu(
 
     Parameters
     ----------
+    rules
+        One of RULES: whose lists they are.
     batch_pages
         Pages of a refill or spill; 0 computes it from each zone's size as the kernel does.
     has_zeroed
         Whether the kernel modelled keeps zeroed blocks apart.
     strands
         Whether a CPU's zeroed blocks are out of reach while the zone has none (the prezeroing patches of 2004-2005).
+        With the rules of Linux 2.6.10, false means that a CPU looks at its own zeroed pages first.
     page_bytes
         Size of a base page; the batch is bounded in bytes.
 
-    Raises FirsttouchError for no CPU or a negative batch.
+    Raises FirsttouchError for unknown rules, no CPU, or a negative batch.
     """
+    if rules not in RULES:
+        raise FirsttouchError(f"there are no rules of per-CPU lists {rules!r}", f"there are {' and '.join(RULES)}")
     if nr_cpus < 1 or batch_pages < 0:
         raise FirsttouchError(f"cannot model per-CPU lists of {nr_cpus} CPUs with a batch of {batch_pages} pages", "")
     zone_pages = [int(pages) for pages in np.diff(b.zone_start)]
     low_pages = watermark_low_pages(zone_pages, page_bytes)
     limit = np.zeros((len(zone_pages), 3), np.int64)
     for zone, (pages, low) in enumerate(zip(zone_pages, low_pages, strict=True)):
-        limit[zone, BATCH] = batch_pages or zone_batch_pages(pages, page_bytes)
-        limit[zone, HIGH_MIN] = max(low // nr_cpus, 4 * limit[zone, BATCH])
-        limit[zone, HIGH_MAX] = max(pages // _HIGH_FRACTION // nr_cpus, limit[zone, HIGH_MIN])
-    state = np.zeros((nr_cpus, len(zone_pages), _NR_STATE), np.int64)
+        if rules == LINUX_2_6_10:
+            batch = batch_pages or hotcold.hot_cold_batch_pages(pages, page_bytes)
+            limit[zone] = batch, *[hotcold.high_pages(batch, hotcold.HOT_LIST)] * 2
+        else:
+            limit[zone, BATCH] = batch_pages or zone_batch_pages(pages, page_bytes)
+            limit[zone, HIGH_MIN] = max(low // nr_cpus, 4 * limit[zone, BATCH])
+            limit[zone, HIGH_MAX] = max(pages // _HIGH_FRACTION // nr_cpus, limit[zone, HIGH_MIN])
+    state = np.zeros((nr_cpus, len(zone_pages), NR_STATE), np.int64)
     state[:, :, HIGH] = limit[:, HIGH_MIN]
-    shape = (nr_cpus, len(zone_pages), 2 * NR_LIST_ORDERS)
+    shape = (nr_cpus, len(zone_pages), NR_LISTS)
     return Percpu(
         first=np.full(shape, NO_PFN, np.int32),
         last=np.full(shape, NO_PFN, np.int32),
         state=state,
         limit=limit,
+        hot_cold=rules == LINUX_2_6_10,
         has_zeroed=has_zeroed,
         strands=strands,
     )
@@ -134,79 +146,6 @@ def watermark_low_pages(zone_pages: list[int], page_bytes: int = BASE_PAGE_BYTES
         share = minimum * pages // all_pages
         out.append(share + max(share // 4, pages // 1000))
     return out
-
-
-@inlined
-def list_of(k: int, z: int) -> int:
-    """The index of the list of order `k` and zero state `z`, or NO_LIST."""
-    if k <= COSTLY_ORDER:
-        return 2 * k + z
-    if k == PMD_ORDER:
-        return 2 * (COSTLY_ORDER + 1) + z
-    return NO_LIST
-
-
-@inlined
-def order_of_list(i: int) -> int:
-    """The order of the blocks on list `i`."""
-    k = i >> 1
-    return PMD_ORDER if k > COSTLY_ORDER else k
-
-
-@inlined
-def _pop(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> int:
-    """Take the head of a list that is not empty."""
-    pfn = int(p.first[cpu, zone, i])
-    after = b.next[pfn]
-    p.first[cpu, zone, i] = after
-    if after == NO_PFN:
-        p.last[cpu, zone, i] = NO_PFN
-    else:
-        b.prev[after] = NO_PFN
-    p.state[cpu, zone, NR_PAGES] -= 1 << order_of_list(i)
-    return pfn
-
-
-@inlined
-def _pop_tail(p: Percpu, b: Buddy, cpu: int, zone: int, i: int) -> int:
-    """Take the tail of a list that is not empty."""
-    pfn = int(p.last[cpu, zone, i])
-    before = b.prev[pfn]
-    p.last[cpu, zone, i] = before
-    if before == NO_PFN:
-        p.first[cpu, zone, i] = NO_PFN
-    else:
-        b.next[before] = NO_PFN
-    p.state[cpu, zone, NR_PAGES] -= 1 << order_of_list(i)
-    return pfn
-
-
-@inlined
-def _push(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, pfn: int) -> None:
-    """Put a block at the head of a list."""
-    old = p.first[cpu, zone, i]
-    b.next[pfn] = old
-    b.prev[pfn] = NO_PFN
-    if old == NO_PFN:
-        p.last[cpu, zone, i] = pfn
-    else:
-        b.prev[old] = pfn
-    p.first[cpu, zone, i] = pfn
-    p.state[cpu, zone, NR_PAGES] += 1 << order_of_list(i)
-
-
-@inlined
-def _append(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, pfn: int) -> None:
-    """Put a block at the tail of a list."""
-    old = p.last[cpu, zone, i]
-    b.prev[pfn] = old
-    b.next[pfn] = NO_PFN
-    if old == NO_PFN:
-        p.first[cpu, zone, i] = pfn
-    else:
-        b.next[old] = pfn
-    p.last[cpu, zone, i] = pfn
-    p.state[cpu, zone, NR_PAGES] += 1 << order_of_list(i)
 
 
 @state_kernel
@@ -239,12 +178,12 @@ def _take(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, z: int) -> tuple[int
             pfn = alloc_block(b, zone, k, z)
             if pfn == NO_PFN:
                 break
-            _append(p, b, cpu, zone, i, pfn)
+            append(p, b, cpu, zone, i, pfn)
             moved += 1 << k
             nr_blocks -= 1
         if moved == 0:
             return NO_PFN, 0
-    return _pop(p, b, cpu, zone, i), moved
+    return pop(p, b, cpu, zone, i), moved
 
 
 @state_kernel
@@ -272,7 +211,7 @@ def _alloc_refill(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, want: bool) 
     if pfn != NO_PFN:
         return pfn, UNZEROED, moved
     if p.first[cpu, zone, zeroed_list] != NO_PFN and not p.strands:
-        return _pop(p, b, cpu, zone, zeroed_list), ZEROED, 0
+        return pop(p, b, cpu, zone, zeroed_list), ZEROED, 0
     pfn = alloc_block(b, zone, k, ZEROED)
     return pfn, ZEROED, 0 if pfn == NO_PFN else 1 << k
 
@@ -281,15 +220,17 @@ def _alloc_refill(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, want: bool) 
 def pcp_alloc(p: Percpu, b: Buddy, cpu: int, zone: int, k: int, want_zeroed: bool) -> tuple[int, int, int]:
     """Allocate 2**k pages for `cpu`: (pfn or NO_PFN, zero state of the block, pages moved from the buddy).
 
-    The last is 0 when the CPU's list had one; otherwise the zone lock was taken, and held for that many pages.
+    The last is 0 when the CPU's list had enough; otherwise the zone lock was taken, and held for that many pages.
     """
+    if p.hot_cold:
+        return hotcold.alloc_hot(p, b, cpu, zone, k, want_zeroed)
     want = want_zeroed and p.has_zeroed
     z = ZEROED if want and (not p.strands or b.zero_pages[zone] >= 1 << k) else UNZEROED
     i = list_of(k, z)
     if i != NO_LIST:
         p.state[cpu, zone, FREE_COUNT] >>= 1
         if p.first[cpu, zone, i] != NO_PFN:
-            return _pop(p, b, cpu, zone, i), z, 0
+            return pop(p, b, cpu, zone, i), z, 0
     return _alloc_refill(p, b, cpu, zone, k, want)
 
 
@@ -304,7 +245,7 @@ def _spill(p: Percpu, b: Buddy, cpu: int, zone: int, i: int, nr_pages: int) -> t
     while spilled < nr_pages:
         k, z = order_of_list(i), i & 1
         while spilled < nr_pages and p.last[cpu, zone, i] != NO_PFN:
-            final = free_block(b, zone, _pop_tail(p, b, cpu, zone, i), k, z)
+            final = free_block(b, zone, pop_tail(p, b, cpu, zone, i), k, z)
             spilled += 1 << k
             if z == UNZEROED:
                 highest = max(highest, final)
@@ -356,13 +297,15 @@ def pcp_free(p: Percpu, b: Buddy, cpu: int, zone: int, pfn: int, k: int, z: int)
 
     The second is what may wake the scrubber; it is NO_ORDER if no unzeroed block reached the buddy.
     """
+    if p.hot_cold:
+        return hotcold.free_hot(p, b, cpu, zone, pfn, k)
     if not p.has_zeroed:
         z = UNZEROED
     i = list_of(k, z)
     if i == NO_LIST:
         return _free_unlisted(b, zone, pfn, k, z)
     p.state[cpu, zone, ALLOC_FACTOR] >>= 1
-    _push(p, b, cpu, zone, i, pfn)
+    push(p, b, cpu, zone, i, pfn)
     frees_high = _frees_high(p, cpu, zone, k)
     if p.state[cpu, zone, FREE_COUNT] < p.limit[zone, BATCH] << BATCH_SCALE_MAX:
         p.state[cpu, zone, FREE_COUNT] += 1 << k
@@ -378,7 +321,10 @@ def pcp_drain(p: Percpu, b: Buddy, cpu: int) -> tuple[int, int]:
     """Give everything on the lists of `cpu` back to the buddy; returns as `pcp_free`, over all zones."""
     drained, highest = 0, NO_ORDER
     for zone in range(p.state.shape[1]):
-        spilled, final = _spill(p, b, cpu, zone, 0, p.state[cpu, zone, NR_PAGES])
+        if p.hot_cold:
+            spilled, final = hotcold.drain(p, b, cpu, zone)
+        else:
+            spilled, final = _spill(p, b, cpu, zone, 0, p.state[cpu, zone, NR_PAGES])
         drained += spilled
         highest = max(highest, final)
     return drained, highest
@@ -398,6 +344,7 @@ def check(p: Percpu, b: Buddy) -> list[str]:
         page for pfn in np.flatnonzero(b.order) for page in range(int(pfn), int(pfn) + (1 << (int(b.order[pfn]) - 1)))
     }
     listed = np.zeros(p.state.shape[:2], np.int64)
+    lengths = np.zeros(p.first.shape, np.int64)
     for cpu, zone, i in np.ndindex(*p.first.shape):
         k, where = order_of_list(i), (cpu, zone, i)
         start, end = int(b.zone_start[zone]), int(b.zone_start[zone + 1])
@@ -421,6 +368,7 @@ def check(p: Percpu, b: Buddy) -> list[str]:
         if length and i & 1 and not p.has_zeroed:
             wrong.append(f"P5: list {where} holds {length} zeroed blocks")
         listed[cpu, zone] += length << k
+        lengths[where] = length
     for cpu, zone in np.ndindex(*p.state.shape[:2]):
         if p.state[cpu, zone, NR_PAGES] != listed[cpu, zone]:
             wrong.append(
@@ -428,4 +376,52 @@ def check(p: Percpu, b: Buddy) -> list[str]:
             )
         if not p.limit[zone, HIGH_MIN] <= p.state[cpu, zone, HIGH] <= p.limit[zone, HIGH_MAX]:
             wrong.append(f"P4: HIGH of {cpu, zone} is {p.state[cpu, zone, HIGH]}, out of bounds")
+        wrong += _check_hot_cold(p, cpu, zone, lengths[cpu, zone].tolist())
     return wrong
+
+
+def _check_hot_cold(p: Percpu, cpu: int, zone: int, lengths: list[int]) -> list[str]:
+    """P6 and P7 of one CPU and zone; under the rules of 6.18 there is no cold list."""
+    if not p.hot_cold:
+        return [f"P6: the cold list of {cpu, zone} holds {lengths[COLD_LIST]} pages"] if lengths[COLD_LIST] else []
+    wrong = []
+    kept = (hotcold.HOT_LIST, hotcold.ZEROED_LIST, COLD_LIST)
+    for i, length in enumerate(lengths):
+        if i not in kept:
+            if length:
+                wrong.append(f"P6: list {cpu, zone, i} holds {length} blocks and should not be there")
+            continue
+        count = p.state[cpu, zone, hotcold.count_column(i)]
+        if count != length:
+            wrong.append(f"P6: list {cpu, zone, i} holds {length} pages, its count says {count}")
+        if length > hotcold.high_pages(p.limit[zone, BATCH], i):
+            wrong.append(f"P7: list {cpu, zone, i} holds {length} pages, more than its high water mark")
+    if not 0 <= p.state[cpu, zone, JUST_FREED] <= p.state[cpu, zone, NR_HOT]:
+        wrong.append(f"P7: {p.state[cpu, zone, JUST_FREED]} pages of the hot list of {cpu, zone} were just freed")
+    return wrong
+
+
+__all__ = [
+    "ALLOC_FACTOR",
+    "BATCH",
+    "FREE_COUNT",
+    "HIGH",
+    "HIGH_MAX",
+    "HIGH_MIN",
+    "LINUX_2_6_10",
+    "LINUX_6_18",
+    "NO_LIST",
+    "NO_ORDER",
+    "RULES",
+    "Percpu",
+    "check",
+    "list_of",
+    "make_percpu",
+    "order_of_list",
+    "pages_on_lists",
+    "pcp_alloc",
+    "pcp_drain",
+    "pcp_free",
+    "watermark_low_pages",
+    "zone_batch_pages",
+]
