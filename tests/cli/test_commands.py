@@ -35,7 +35,7 @@ def test_help_names_the_verbs_and_no_others() -> None:
     text = run("--help").out.partition("Commands:")[2].partition("Start with")[0]
     verbs = {line.split()[0] for line in text.splitlines() if line.strip()}
     assert verbs == {
-        "demo", "whatif", "record", "report", "calibrate", "doctor", "policies", "machines", "trace",
+        "demo", "whatif", "record", "report", "calibrate", "doctor", "policies", "machines", "pft", "trace",
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from firsttouch import __version__
-from firsttouch.cli import calibrate, demo, doctor, machines, policies, record, report, trace, whatif
+from firsttouch.cli import calibrate, demo, doctor, machines, pft, policies, record, report, trace, whatif
 from firsttouch.errors import FirsttouchError
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ calibrate.add_to(app)
 doctor.add_to(app)
 policies.add_to(app)
 machines.add_to(app)
+pft.add_to(app)
 
 
 def _version(wanted: bool) -> None:

@@ -27,7 +27,7 @@ from firsttouch.workload import Workload
 from firsttouch.workload.generators.builder import Builder
 
 STRIDE_BYTES = 16384
-MAX_REPS, MAX_THREADS = 100_000, 4096
+MAX_BYTES, MAX_THREADS, MAX_CREATED = 16 << 40, 4096, 1_000_000  # at a time; at a time; over all repetitions
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ class PftTest:
 
         if not 1 <= self.threads <= MAX_THREADS:
             raise bad("threads", self.threads, f"1 to {MAX_THREADS} are possible")
-        if not 1 <= self.reps <= MAX_REPS:
-            raise bad("repetitions", self.reps, f"1 to {MAX_REPS} are possible")
+        if not 1 <= self.reps <= MAX_CREATED // self.threads:
+            raise bad("repetitions", self.reps, f"1 to {MAX_CREATED // self.threads} are possible")
+        if self.nr_bytes > MAX_BYTES:
+            raise bad("bytes", self.nr_bytes, f"at most {format_bytes(MAX_BYTES)} are possible")
         if self.part_bytes < page_bytes:
             raise bad(
                 "bytes", self.nr_bytes, f"each thread needs a page of {format_bytes(page_bytes)} or more to touch"
@@ -163,9 +165,10 @@ def pft(
     step = max(1, stride_bytes // page_bytes)
     b = Builder(f"pft {format_bytes(nr_bytes)} x {reps}, {threads} threads", page_bytes)
     root = b.thread(b.space(0))
+    space = b.space(threads * part_pages)  # of every child: the one before has left it empty
     vma = b.mapping(0, threads * part_pages)
     for _ in range(reps):
-        child = b.fork(root, b.space(threads * part_pages), think_ns=fork_ns)
+        child = b.fork(root, space, think_ns=fork_ns)
         b.join(root, child)
         workers = [b.fork(child, think_ns=thread_ns) for _ in range(threads)]
         for i, worker in enumerate(workers):
