@@ -239,7 +239,7 @@ def check(pm: Pmap) -> list[str]:
         anon = (states == ANON_RO) | (states == ANON_RW)
         if np.any(pfns[anon] == NO_PFN) or np.any(pfns[(states != NONE) & ~anon] != NO_PFN):
             wrong.append(f"P2: slot {slot} has an anonymous entry without a pfn, or another with one")
-        for pfn in pfns[anon]:
+        for pfn in pfns[anon & (pfns != NO_PFN)]:
             head = int(pfn) & ~((1 << int(pm.folio_order[pfn])) - 1)
             refs[head] = refs.get(head, 0) + 1
     wrong += [
