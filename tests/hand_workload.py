@@ -122,7 +122,8 @@ class Hand:
         """Thinking before the end; without this call a thread ends at once."""
         self.add(thread, EXIT, think_ns=think_ns)
 
-    def workload(self, **changes):
+    def workload(self, *, lines_touched=0, **changes):
+        """`lines_touched` is 0 so that only the kernel's work takes time."""
         rows, first, end = [], [], []
         for events in self.events:
             first.append(len(rows))
@@ -151,6 +152,7 @@ class Hand:
             ),
             mm_regions=np.array(self.regions, np.int64),
             page_bytes=PAGE_BYTES,
+            lines_touched=lines_touched,
             **changes,
         )
 

@@ -228,11 +228,12 @@ def test_costs_of_single_faults():
 
 
 def test_a_page_zeroed_ahead_costs_no_zeroing_in_the_fault_but_is_cold_for_its_user():
-    plain = simulate(one(RW, W).workload(), small_machine(), linux())
-    ahead = simulate(one(RW, W).workload(), small_machine(), linux("+prezero-4k"))
+    workload = one(RW, W).workload(lines_touched=64)
+    plain = simulate(workload, small_machine(), linux())
+    ahead = simulate(workload, small_machine(), linux("+prezero-4k"))
     assert (ahead.zeroed_hits, ahead.zeroed_misses) == (1, 0)
     assert ahead.fault_ns == plain.fault_ns - 300
-    assert ahead.user_ns - plain.user_ns == 64 * (5 - 1)  # its 64 lines
+    assert ahead.user_ns - plain.user_ns == 64 * (5 - 1)
 
 
 def test_costs_of_unmapping_and_of_the_end():
