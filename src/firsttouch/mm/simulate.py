@@ -401,13 +401,16 @@ def populate_step(w: World, cpu: int, t: int, e: int, op: int) -> bool:
         return True
     advance(w, cpu, w.cost.populate_page if k == 0 else w.cost.alloc_large[k])
     zero_block(w, cpu, k, z)
-    # The program's own populating happened in the recording too: a recorded touch of such a page did fault.
-    state = ANON_RW | coldness(w, z) | (NEAR if op == POPULATE else 0)
-    map_block(pm, mm, slot, entry & ~((1 << k) - 1), pfn, k, state)
+    head = page & ~((1 << k) - 1)
+    map_block(pm, mm, slot, entry_of(slot, head), pfn, k, ANON_RW | coldness(w, z))
+    if op == POPULATE:
+        # The program's own populating happened in the recording too: a recorded touch of such a page did fault.
+        for other in range(max(head, w.events.page[e]), min(head + (1 << k), end)):
+            pm.state[entry_of(slot, other)] |= NEAR
     if k == PMD_ORDER:
         pm.huge[slot] = HUGE_REGION
     w.total[POPULATED_PAGES] += 1 << k
-    pr.step[t] = (page & ~((1 << k) - 1)) + (1 << k)
+    pr.step[t] = head + (1 << k)
     return False
 
 
