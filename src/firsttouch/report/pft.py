@@ -18,9 +18,7 @@ def text(result: PftResult) -> str:
     out = heading(result.rows, result.empty_s) + classic(result.rows)
     if result.errors:
         model = result.modelled[0]
-        out += (
-            f"# against the model: {plain(model.machine)} under {plain(model.policy)}; error is model / measured - 1\n"
-        )
+        out += f"# against the model, {plain(model.machine)} under {plain(model.policy)}: error is model / real - 1\n"
         out += compared(result.measured, result.modelled, result.errors)
     return out
 
@@ -43,14 +41,14 @@ def classic(rows: Sequence[PftRow]) -> str:
 def compared(measured: Sequence[PftRow], modelled: Sequence[PftRow], errors: Sequence[PftError]) -> str:
     """One line a test: each rate measured, modelled, and the model's error."""
     lines = _shows_lines(measured)
-    head = f"{'flt/cpu/s':>10}{'model':>9}{'error':>8}{'fault/wsec':>11}{'model':>9}{'error':>8}"
+    head = f"{'flt/cpu/s':>10}{'model':>8}{'error':>8}{'fault/wsec':>11}{'model':>8}{'error':>8}"
     out = [_test_head(lines) + head]
     for real, model, error in zip(measured, modelled, errors, strict=True):
         if model.out_of_memory:
             out.append(f"{_test_cells(real, lines)}  the model runs out of memory")
             continue
-        cpu = f"{_whole(real.faults_per_cpu_s):>10}{_whole(model.faults_per_cpu_s):>9}"
-        wall = f"{_whole(real.faults_per_wall_s):>11}{_whole(model.faults_per_wall_s):>9}"
+        cpu = f"{_whole(real.faults_per_cpu_s):>10}{_whole(model.faults_per_cpu_s):>8}"
+        wall = f"{_whole(real.faults_per_wall_s):>11}{_whole(model.faults_per_wall_s):>8}"
         out.append(
             f"{_test_cells(real, lines)}{cpu}{_percent(error.faults_per_cpu_s):>8}"
             f"{wall}{_percent(error.faults_per_wall_s):>8}"
@@ -63,10 +61,10 @@ def heading(rows: Sequence[PftRow], empty_s: float | None = None) -> str:
     row = rows[0]
     where = f"{row.machine} under {row.policy}, in the model" if row.policy else "this host, for real"
     out = [f"# page-fault test: {plain(where)}"]
-    out.append(f"# pages of {format_bytes(row.page_bytes)}, a touch every {format_bytes(row.stride_bytes)}")
+    out.append(f"# {format_bytes(row.page_bytes)} pages, a touch every {format_bytes(row.stride_bytes)}")
     if row.stride_bytes > row.page_bytes:
         step = row.stride_bytes // row.page_bytes
-        out[-1] += f": one page in {step} is touched, the rates count all"
+        out[-1] += f": one page in {step}, but the rates count all"
     if empty_s is not None:
         out.append(f"# an empty child takes {format_ns(empty_s * 1e9)} of wall time a repetition, included")
     return "\n".join(out) + "\n"
@@ -77,11 +75,11 @@ def _shows_lines(rows: Sequence[PftRow]) -> bool:
 
 
 def _test_head(lines: bool) -> str:
-    return f"{'Gb':>5} {'Rep':>4}{'Threads':>8}" + (f"{'CLine':>6}" if lines else "")
+    return f"{'Gb':>6} {'Rep':>4}{'Threads':>8}" + (f"{'CLine':>6}" if lines else "")
 
 
 def _test_cells(row: PftRow, lines: bool) -> str:
-    return f"{row.gb:>5.4g} {row.rep:>4}{row.threads:>8}" + (f"{row.lines:>6}" if lines else "")
+    return f"{row.gb:>6.3g} {row.rep:>4}{row.threads:>8}" + (f"{row.lines:>6}" if lines else "")
 
 
 def _seconds(value: float | None) -> str:
