@@ -214,7 +214,7 @@ def _merge(base: dict[str, Any], diff: dict[str, Any], about: dict[str, Any] | N
         if key == "available":
             out[key] = max(base.get(key, "now"), value, key=lambda a: _RANK.get(a, 0))
         elif key == "apply":
-            out[key] = "; ".join(part for part in (base.get(key, ""), value) if part)
+            out[key] = _join_commands(base.get(key, ""), value)
         elif isinstance(value, dict):
             out[key] = {**base.get(key, {}), **value}
             for field, item in value.items():
@@ -223,6 +223,18 @@ def _merge(base: dict[str, Any], diff: dict[str, Any], about: dict[str, Any] | N
         else:
             out[key] = value
     return out
+
+
+def _join_commands(first: str, then: str) -> str:
+    """Both commands in order; of two that write to one file only the last. What is not a setting stands by itself."""
+    if "> " not in then:
+        first = "; ".join(command for command in first.split("; ") if "> " not in command)
+    commands: dict[str, str] = {}
+    for command in [*first.split("; "), *then.split("; ")]:
+        target = command.rpartition("> ")[2] if "> " in command else command
+        commands.pop(target, None)
+        commands[target] = command
+    return "; ".join(command for command in commands.values() if command)
 
 
 def _unknown(name: str, word: str, known: list[str]) -> FirsttouchError:
