@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from firsttouch import __version__
-from firsttouch.cli import calibrate, demo, doctor, machines, pft, policies, record, report, trace, whatif
+from firsttouch.cli import calibrate, demo, doctor, machines, pft, policies, record, report, trace, verify, whatif
 from firsttouch.errors import FirsttouchError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 demo.add_to(app)
 whatif.add_to(app)
+verify.add_to(app)
 record.add_to(app)
 trace.add_to(app)
 report.add_to(app)

@@ -70,7 +70,8 @@ def read_knob(path: Path | str) -> str:
         ) from None
 
 
-def _read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
+    """The value of a knob, or "" where it cannot be read."""
     try:
         return read_knob(path)
     except NotHere:
@@ -79,19 +80,19 @@ def _read(path: Path) -> str:
 
 def thp_enabled(root: Path = _ROOT) -> str:
     """Transparent huge pages: always, madvise, never; "" where the kernel has none."""
-    return _read(root / _THP / "enabled")
+    return read_or_empty(root / _THP / "enabled")
 
 
 def thp_defrag(root: Path = _ROOT) -> str:
     """How hard a fault tries for a huge page: always, defer, defer+madvise, madvise, never; "" where there is none."""
-    return _read(root / _THP / "defrag")
+    return read_or_empty(root / _THP / "defrag")
 
 
 def mthp(root: Path = _ROOT) -> dict[str, str]:
     """Each size of huge page, as the kernel writes it ("64kB"), smallest first: always, inherit, madvise, never."""
     sizes = {}
     for folder in (root / _THP).glob("hugepages-*kB"):
-        value = _read(folder / "enabled")  # 8kB has none: it is for shared memory only
+        value = read_or_empty(folder / "enabled")  # 8kB has none: it is for shared memory only
         if value:
             sizes[int(folder.name[len("hugepages-") : -len("kB")])] = value
     return {f"{size}kB": sizes[size] for size in sorted(sizes)}

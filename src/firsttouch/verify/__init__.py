@@ -1,0 +1,1 @@
+"""Verify: what the model predicts, checked on the running kernel."""

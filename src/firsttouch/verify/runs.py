@@ -1,0 +1,250 @@
+"""Runs of a program under one setting of the kernel after another, counted by the kernel.
+
+Rounds are interleaved (A B C, A B C, ...), so that a machine that drifts drifts for all; how many there are is fixed
+before the first. A run that fails ends its setting's runs; nothing is repeated because its number was unwelcome.
+
+Before each run as much memory as it will need is touched, twice: a hypervisor must back pages that it took away, which
+costs ten times a fault. If the second time still meets such pages, the run is marked `host_cold` and reported apart.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from firsttouch.errors import FirsttouchError, NotHere
+from firsttouch.host import touch
+from firsttouch.host.catalogue import Setting
+from firsttouch.host.knobs import KnobGuard
+from firsttouch.host.touch import Region
+from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES
+
+COLD_FACTOR = 3.0  # a chunk that takes this many times the usual one had pages to be backed
+COLD_CHUNKS_RATIO = 0.05
+WARM_MARGIN = 1.2
+LAUNCHER = Path(__file__).with_name("launcher.py")
+STDERR_TAIL_BYTES = 2000
+
+
+class Job(msgspec.Struct, frozen=True):
+    """What is run."""
+
+    command: list[str]
+    path: str  # of the program
+    env: dict[str, str]
+    cwd: str
+    before: list[str] = []  # a command that puts its files back as they were, or none
+
+    def environment(self, setting: Setting) -> dict[str, str]:
+        """The program's environment under a setting."""
+        env = {**self.env, **setting.env}
+        if "GLIBC_TUNABLES" in setting.env and self.env.get("GLIBC_TUNABLES"):
+            env["GLIBC_TUNABLES"] = f"{self.env['GLIBC_TUNABLES']}:{setting.env['GLIBC_TUNABLES']}"
+        return env
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One run, as the kernel counted it: wait4 of the program and the descendants that it waited for."""
+
+    knob: str
+    round: int
+    exit: int  # below 0: the signal that ended it
+    minflt: int
+    majflt: int
+    user_ns: int
+    system_ns: int
+    wall_ns: int
+    maxrss_bytes: int  # of the largest process
+    preempted: int
+    collapsed: int  # huge pages that khugepaged made meanwhile, in all programs (vmstat)
+    fallbacks: int  # faults that wanted a huge page and found none (vmstat)
+    host_cold: bool
+    left_behind: bool = False  # something of it outlived it
+    error: str = ""  # the last line it wrote to stderr, if it failed
+
+    @property
+    def faults(self) -> int:
+        """Minor and major."""
+        return self.minflt + self.majflt
+
+    @property
+    def failed(self) -> str:
+        """Why the run says nothing, or ""."""
+        if self.exit == 0:
+            return ""
+        ended = f"exit {self.exit}" if self.exit > 0 else f"signal {-self.exit}"
+        return f"{ended}: {self.error}" if self.error else ended
+
+
+Warm = Callable[[int], bool]  # touches so many bytes; whether the host still had to back some
+Runner = Callable[[Job, Setting, int], Run]
+
+
+class Launcher:
+    """The process that starts programs; see launcher.py. Killed with whatever it runs if we are."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stderr = folder / "stderr"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(LAUNCHER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # no terminal, and Ctrl-C reaches us alone
+        )
+        hello = self._answer()
+        self.fixed_addresses = bool(hello["fixed_addresses"])
+        self.own_bytes = int(hello["own_bytes"])  # below this, a program's peak memory is not seen
+
+    def run(self, job: Job, setting: Setting, number: int, host_cold: bool = False) -> Run:
+        """Run a job once. Raises FirsttouchError when it cannot be started."""
+        before = vmstat()
+        ask = {
+            "command": job.command, "path": job.path, "env": job.environment(setting), "cwd": job.cwd,
+            "thp_disable": list(setting.thp_disable), "stderr": str(self.stderr),
+        }  # fmt: skip
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(ask).encode() + b"\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        if "error" in answer:
+            raise FirsttouchError(answer["error"], "check the program and its arguments")
+        after = vmstat()
+        return Run(
+            knob=setting.name,
+            round=number,
+            collapsed=after.get("thp_collapse_alloc", 0) - before.get("thp_collapse_alloc", 0),
+            fallbacks=after.get("thp_fault_fallback", 0) - before.get("thp_fault_fallback", 0),
+            host_cold=host_cold,
+            error=last_line(self.stderr) if answer["exit"] else "",
+            **answer,
+        )
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise NotHere("the process that starts programs has died", "see whether the machine is out of memory")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it, with whatever it runs."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class Kernel:
+    """The files of the settings, under a guard; without one there is nothing to set."""
+
+    def __init__(self, guard: KnobGuard | None) -> None:
+        self._guard = guard
+        self._now = dict(guard.old) if guard else {}
+
+    def set(self, setting: Setting) -> None:
+        """Bring the kernel into the state of a setting: what it does not name is as it was before us."""
+        if self._guard is None:
+            return
+        wanted = {**self._guard.old, **setting.files}
+        changes: dict[Path | str, str] = {path: value for path, value in wanted.items() if self._now[path] != value}
+        self._guard.set(changes)
+        self._now = wanted
+
+
+def interleaved(
+    job: Job,
+    settings: Sequence[Setting],
+    nr_runs: int,
+    kernel: Kernel,
+    run: Runner,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, list[Run]]:
+    """`nr_runs` rounds over all settings. A setting under which the program fails is left out from then on."""
+    found: dict[str, list[Run]] = {setting.name: [] for setting in settings}
+    done, total = 0, nr_runs * len(settings)
+    for number in range(nr_runs):
+        for setting in settings:
+            progress(f"round {number + 1} of {nr_runs}: {setting.name}", done, total)
+            done += 1
+            mine = found[setting.name]
+            if mine and mine[-1].failed:
+                continue
+            prepare(job)
+            kernel.set(setting)
+            mine.append(run(job, setting, number))
+    return found
+
+
+def prepare(job: Job) -> None:
+    """Put the program's files back as they were. Raises FirsttouchError when that fails."""
+    if not job.before:
+        return
+    done = subprocess.run(
+        job.before, cwd=job.cwd, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        words = " ".join(job.before)
+        raise FirsttouchError(f"{words!r} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
+
+
+def warm(nr_bytes: int) -> bool:
+    """Touch as much memory, twice; whether the second time still met pages that the host had to back."""
+    page_bytes = BASE_PAGE_BYTES
+    chunk_bytes = PMD_PAGES * page_bytes
+    nr_bytes = min(int(nr_bytes * WARM_MARGIN), available_bytes() // 2) // chunk_bytes * chunk_bytes
+    if nr_bytes <= 0:
+        return False
+    wall_ns = np.zeros(1, np.int64)
+    for _ in range(2):
+        spent_ns = np.zeros(nr_bytes // chunk_bytes, np.int64)  # CPU time: another program's turn is none of ours
+        with Region(nr_bytes) as region:
+            region.advise(touch.MADV_NOHUGEPAGE)
+            for chunk in range(len(spent_ns)):
+                before = time.thread_time_ns()
+                touch.time_touch(region.address + chunk * chunk_bytes, PMD_PAGES, page_bytes, True, wall_ns)
+                spent_ns[chunk] = time.thread_time_ns() - before
+    usual_ns = float(np.percentile(spent_ns, 25))
+    return bool(np.mean(spent_ns > COLD_FACTOR * usual_ns) > COLD_CHUNKS_RATIO)
+
+
+def available_bytes() -> int:
+    """Memory that can be had without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 30
+
+
+def vmstat() -> Mapping[str, int]:
+    """The kernel's counters of /proc/vmstat; empty where it cannot be read."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+
+
+def last_line(path: Path) -> str:
+    """The last line of a file that is not empty, cut to a line's length."""
+    try:
+        text = path.read_bytes()[-STDERR_TAIL_BYTES:].decode("utf-8", "replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:120] if lines else ""
