@@ -105,6 +105,21 @@ if JIT:
         nanoseconds, one word for each pointer, length and stride of each array."""
         return _compile(function, _nrt=False, forceinline=True)
 
+    def callback(signature: Any) -> Callable[[F], Any]:
+        """A compiled function that C code can call, at `.address`. Compiled here and now, cached; allocates nothing."""
+
+        def compile_callback(function: F) -> Any:
+            before = numba.config.CACHE_DIR
+            numba.config.CACHE_DIR = _CACHE_DIR
+            try:
+                return numba.cfunc(
+                    signature, cache=True, nopython=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=False
+                )(function)
+            finally:
+                numba.config.CACHE_DIR = before
+
+        return compile_callback
+
 else:
 
     def kernel(function: F) -> F:

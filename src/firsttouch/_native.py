@@ -36,6 +36,11 @@ def word(function: Any) -> Any:
     return intrinsic(function)
 
 
+def c_function(name: str, result: Any, *arguments: Any) -> Any:
+    """The C function `name` of this process, to be called from a kernel."""
+    return types.ExternalFunction(name, result(*arguments))
+
+
 def external(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
     """The C function `name` of this process, by name: an address would not survive in the cache of machine code."""
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)

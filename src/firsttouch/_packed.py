@@ -40,7 +40,7 @@ if JIT:
     _WORD = ir.IntType(64)
 
     class PackedType(types.Type):  # type: ignore[misc]
-        """The layout of one NamedTuple: for each field its Numba type and its first word in the block."""
+        """The layout of one NamedTuple: for each field its Numba type and its first word, from the tuple's own start."""
 
         def __init__(self, name: str, fields: tuple[tuple[str, Any, int], ...]) -> None:
             self.fields = {field: (kind, at) for field, kind, at in fields}
@@ -60,7 +60,7 @@ if JIT:
     def _get_attribute(context: Any, builder: Any, packed: PackedType, address: Any, attribute: str) -> Any:
         kind, at = packed.fields[attribute]
         if isinstance(kind, PackedType):
-            return address
+            return builder.add(address, ir.Constant(_WORD, 8 * at))
         words = [_load(builder, address, at + i) for i in range(1 + getattr(kind, "ndim", 0))]
         if not isinstance(kind, types.Array):
             return cgutils.is_not_null(builder, words[0]) if kind == types.boolean else words[0]
@@ -105,7 +105,9 @@ if JIT:
                 kind = types.Array(from_dtype(value.dtype), value.ndim, "C")
                 words += [value.ctypes.data, *value.shape]
             elif hasattr(value, "_fields"):
-                kind = _layout(value, words)
+                part: list[int] = []
+                kind = _layout(value, part)
+                words += part
             else:
                 kind = types.boolean if isinstance(value, bool | np.bool_) else types.int64
                 words.append(int(value))
