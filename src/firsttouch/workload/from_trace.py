@@ -96,16 +96,16 @@ class _Calls:
     start: list[int] = field(default_factory=list)
     end: list[int] = field(default_factory=list)
     arg: list[int] = field(default_factory=list)
-    family: list[int] = field(default_factory=list)
+    mm: list[int] = field(default_factory=list)  # address space of the range, or -1
     pause_ns: list[int] = field(default_factory=list)  # time after t_ns that is not thinking
 
     def add(
         self, t_ns: int, thread: int, op: int, *, vma: int = 0, start: int = 0, end: int = 0, arg: int = 0,
-        family: int = -1, pause_ns: int = 0,
+        mm: int = -1, pause_ns: int = 0,
     ) -> None:  # fmt: skip
         for column, value in zip(
-            (self.t_ns, self.thread, self.op, self.vma, self.start, self.end, self.arg, self.family, self.pause_ns),
-            (t_ns, thread, op, vma, start, end, arg, family, pause_ns),
+            (self.t_ns, self.thread, self.op, self.vma, self.start, self.end, self.arg, self.mm, self.pause_ns),
+            (t_ns, thread, op, vma, start, end, arg, mm, pause_ns),
             strict=True,
         ):
             column.append(value)
@@ -215,14 +215,15 @@ class _Walk:
         while len(rows):
             addresses = self.touch["vaddr"][rows]
             found = space.vmas.find(addresses)
+            vmas = list(space.vmas.vmas)
             upto = len(rows)
             for i in np.flatnonzero(found < 0):
                 if self._grow_stack(space.vmas, int(addresses[i])):
                     upto = int(i)
                     break
-            numbers = np.full(len(space.vmas.vmas) + 1, -1, np.int32)
+            numbers = np.full(len(vmas) + 1, -1, np.int32)
             for at in np.unique(found[:upto]):
-                numbers[at] = self.row(space.family, space.vmas.vmas[at]) if at >= 0 else -1
+                numbers[at] = self.row(space.family, vmas[at]) if at >= 0 else -1
             self.touch_vma[rows[:upto]] = numbers[found[:upto]]
             rows = rows[upto:]
 
@@ -284,7 +285,7 @@ class _Walk:
                 vma=self.row(space.family, vma),
                 start=start,
                 end=end,
-                family=space.family,
+                mm=space.mm,
             )
 
     def _infer_unmap(self, t_ns: int, pid: int, space: _Space, start: int, end: int, prot: int, name: str) -> None:
@@ -321,7 +322,7 @@ class _Walk:
             rows = self._by_pid[pid]
             caller = rows[max(0, int(np.searchsorted(self.touch["t_ns"][rows], t_ns)) - 1)]
             thread = int(self.touch_thread[caller])
-            self.calls.add(t_ns - 1, thread, UNMAP, start=first, end=last, family=space.family)
+            self.calls.add(t_ns - 1, thread, UNMAP, start=first, end=last, mm=space.mm)
             mm, page, before_ns, again_ns = mm[~hit], page[~hit], before_ns[~hit], again_ns[~hit]
 
     def unmap(self, t_ns: int, pid: int, start: int, end: int, how: str, to_start: int, to_end: int) -> None:
@@ -336,14 +337,12 @@ class _Walk:
         space.vmas.move(start, end, to_start, to_end)
         if to_start != start:
             self.ranges[space.family] += [(start, end), (to_start, to_end)]
-            self.calls.add(
-                t_ns, self.caller(pid, t_ns), MOVE, start=start, end=start + kept, arg=to_start, family=space.family
-            )
+            self.calls.add(t_ns, self.caller(pid, t_ns), MOVE, start=start, end=start + kept, arg=to_start, mm=space.mm)
         if kept < end - start:
             self._unmap_event(t_ns, pid, space, start + kept, end)
 
     def _unmap_event(self, t_ns: int, pid: int, space: _Space, start: int, end: int) -> None:
-        self.calls.add(t_ns, self.caller(pid, t_ns), UNMAP, start=start, end=end, family=space.family)
+        self.calls.add(t_ns, self.caller(pid, t_ns), UNMAP, start=start, end=end, mm=space.mm)
 
     def advice(self, t_ns: int, pid: int, start: int, end: int, advice: int) -> None:
         """madvise."""
@@ -358,9 +357,7 @@ class _Walk:
             if at >= 0:
                 self.ranges[space.family].append((start, end))
                 row = self.row(space.family, space.vmas.vmas[at])
-                self.calls.add(
-                    t_ns, self.caller(pid, t_ns), POPULATE, vma=row, start=start, end=end, family=space.family
-                )
+                self.calls.add(t_ns, self.caller(pid, t_ns), POPULATE, vma=row, start=start, end=end, mm=space.mm)
 
 
 def from_trace(trace: Trace) -> Workload:
@@ -457,6 +454,7 @@ def _build(
     end_ns = int(trace.meta["wall_ns"] or (touch["t_ns"][-1] if walk.nr else 0))
     _Waits(walk, off_cpu, exits, wakes).add()
     _begin_at_exec(walk)
+    _part_strays(walk)
     for number, row in enumerate(walk.threads):
         stop = row["end_ns"] if row["end_ns"] >= 0 else max(end_ns, row["start_ns"])
         calls.add(stop, number, EXIT)
@@ -478,7 +476,7 @@ def _build(
     t_ns = np.concatenate([touch["t_ns"].astype(np.int64), np.array(calls.t_ns, np.int64)])
     thread = np.concatenate([walk.touch_thread, np.array(calls.thread, np.int32)])
     last = np.concatenate([np.zeros(walk.nr, np.int8), (op == EXIT).astype(np.int8)])
-    order = np.lexsort((last, t_ns, thread))
+    order = np.lexsort((t_ns, last, thread))  # an end comes last, whatever its time says
     nothing = np.zeros(walk.nr, np.int64)
     columns = Events(
         op=np.concatenate([np.full(walk.nr, TOUCH, np.uint8), op])[order],
@@ -526,6 +524,48 @@ def _begin_at_exec(walk: _Walk) -> None:
         walk.threads[0]["start_ns"] = first_ns
 
 
+def _part_strays(walk: _Walk) -> None:
+    """Give a thread of its own to what a thread did in an address space that it is not in.
+
+    In a whole trace there is none. Where rows are missing, a tid turns up in another process, or goes on after another
+    thread's exec; page numbers of one address space mean nothing in another.
+    """
+    calls = walk.calls
+    call_t_ns, call_thread, call_mm = np.array(calls.t_ns), np.array(calls.thread, np.int32), np.array(calls.mm)
+    first_mm = np.array([row["mm"] for row in walk.threads])
+    in_mm, calls_in_mm = first_mm[walk.touch_thread], first_mm[call_thread] if len(call_thread) else call_mm
+    rank = np.empty(len(call_t_ns), np.int64)  # of a call in time order; at one time in the order of the walk
+    rank[np.argsort(call_t_ns, kind="stable")] = np.arange(len(call_t_ns))
+    execs: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for i, op in enumerate(calls.op):
+        if op == EXEC:
+            execs[calls.thread[i]].append((int(rank[i]), calls.t_ns[i], calls.arg[i]))
+    by_thread = _group(walk.touch_thread) if execs else {}
+    calls_by_thread = _group(call_thread) if execs else {}
+    for thread, mine in execs.items():
+        mine.sort()
+        mms = np.array([first_mm[thread], *(mm for _, _, mm in mine)])
+        rows = by_thread.get(thread, np.zeros(0, np.int64))
+        in_mm[rows] = mms[np.searchsorted([t for _, t, _ in mine], walk.touch["t_ns"][rows], side="left")]
+        rows = calls_by_thread[thread]
+        calls_in_mm[rows] = mms[np.searchsorted([r for r, _, _ in mine], rank[rows], side="left")]
+    strays: dict[tuple[int, int], int] = {}
+
+    def stray(thread: int, mm: int, t_ns: int) -> int:
+        key = (thread, int(mm))
+        if key not in strays:
+            strays[key] = len(walk.threads)
+            walk.threads.append({**walk.threads[thread], "mm": int(mm), "parent": -1, "start_ns": t_ns, "end_ns": -1})
+        return strays[key]
+
+    for i in np.flatnonzero(walk.touch_mm != in_mm).tolist():
+        walk.touch_thread[i] = stray(int(walk.touch_thread[i]), walk.touch_mm[i], int(walk.touch["t_ns"][i]))
+    for i in np.flatnonzero((call_mm >= 0) & (call_mm != calls_in_mm)).tolist():
+        calls.thread[i] = stray(calls.thread[i], call_mm[i], calls.t_ns[i])
+    if strays:
+        walk.inferred["strays"] += len(strays)
+
+
 def _group(values: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
     """For each distinct value the rows that have it, in order."""
     order = np.argsort(values, kind="stable")
@@ -561,7 +601,7 @@ def _page_of(table: NDArray[np.int64], vpn: NDArray[np.int64]) -> NDArray[np.int
 
 def _call_pages(walk: _Walk, regions: dict[int, NDArray[np.int64]], addresses: list[int]) -> NDArray[np.int64]:
     """Page numbers of calls' addresses (rounded up: ends are exclusive, starts are aligned); 0 for calls without."""
-    family = np.array(walk.calls.family, np.int32)
+    family = np.array([walk.mm_family[mm] if mm >= 0 else -1 for mm in walk.calls.mm], np.int32)
     vpn = np.array([-(-a // BASE_PAGE_BYTES) for a in addresses], np.int64)
     out = np.zeros(len(vpn), np.int64)
     for number, table in regions.items():
