@@ -444,7 +444,7 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
     """A new thread, in this address space or a copy of it. The copying itself is in the recorded gap."""
     parent_mm, child_mm = int(w.progress.mm[t]), int(w.threads.mm[child])
     w.mm_users[child_mm] += 1
-    if child_mm != parent_mm:
+    if child_mm != parent_mm and w.mm_users[child_mm] == 1:
         fork_tables(w.pmap, parent_mm, child_mm)
     wake(w.sched, child, w.sched.clock_ns[cpu], w.rules.quantum_ns)
 
