@@ -524,28 +524,28 @@ def row_lists(draw):
     return r
 
 
-def law(rows, level, wall_ns, path):
-    with rows.trace(path, level, wall_ns=wall_ns) as trace:
-        w = from_trace(trace)
+def law(rows, level, wall_ns):
+    w = from_trace(rows.in_memory(level, wall_ns=wall_ns))
     assert w.nr_touches == len(rows.tables["touch"])
     outcome = simulate.simulate(w, machine(nr_cpus=2, memory_bytes=64 << 20), policy.load("linux-6.18"))
     assert outcome.faults == w.nr_touches
 
 
-EXAMPLES = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+EXAMPLES = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+LAW = given(row_lists(), st.sampled_from(["basic", "full"]), st.sampled_from([0, 50_000, 10**6]))
 
 
 @EXAMPLES
-@given(row_lists(), st.sampled_from(["basic", "full"]), st.sampled_from([0, 50_000, 10**6]))
-def test_any_trace_replays_with_as_many_faults_as_it_has_touches(tmp_path_factory, rows, level, wall_ns):
-    law(rows, level, wall_ns, tmp_path_factory.getbasetemp() / "law.ftt")
+@LAW
+def test_any_trace_replays_with_as_many_faults_as_it_has_touches(rows, level, wall_ns):
+    law(rows, level, wall_ns)
 
 
 @pytest.mark.slow
-@settings(EXAMPLES, max_examples=3000)
-@given(row_lists(), st.sampled_from(["basic", "full"]), st.sampled_from([0, 50_000, 10**6]))
-def test_any_trace_at_length(tmp_path_factory, rows, level, wall_ns):
-    law(rows, level, wall_ns, tmp_path_factory.getbasetemp() / "law-slow.ftt")
+@settings(EXAMPLES, max_examples=4000)
+@LAW
+def test_any_trace_at_length(rows, level, wall_ns):
+    law(rows, level, wall_ns)
 
 
 def test_names_of_events_are_complete():
