@@ -79,7 +79,7 @@ class HotColdTwin:
 
     def zero_just_freed(self, cpu, zone):
         """Pages that spilled, or None if no page was freed just now."""
-        if not self.freed[cpu, zone]:
+        if not self.freed[cpu, zone] or not self.has_zeroed:
             return None
         pfn = self.freed[cpu, zone].pop()
         self.lists[cpu, zone, "hot"].remove(pfn)

@@ -36,6 +36,7 @@ from firsttouch.mm.percpu import (
     pcp_drain,
     pcp_free,
 )
+from firsttouch.mm.scrub import done, is_ready, make_scrub, next_block, scrub_rules, write_start
 
 MIB_PAGES = 256
 
@@ -199,6 +200,8 @@ def test_a_kernel_without_zeroed_lists_has_none():
     b = half_zeroed()
     p = lists(b, has_zeroed=False)
     assert pcp_alloc(p, b, 0, 0, 0, True) == (32, UNZEROED, 4)
+    pcp_free(p, b, 0, 0, 32, 0, ZEROED)
+    assert take_just_freed(p, b, 0, 0) == NO_PFN
     assert p.state[0, 0, NR_ZEROED] == 0
 
 
@@ -368,6 +371,9 @@ class HotColdMachine(RuleBasedStateMachine):
         self.zones = (range(200), range(200, 233))
         self.holds = dict.fromkeys(range(233), 0 if zeroed else GARBAGE)
         self.held = []  # (zone, pfn, k)
+        self.rules = scrub_rules("scrubd", start=0, stop=0, max_order=6)
+        self.s = make_scrub(2)
+        self.flying = []  # (zone, pfn, k)
 
     @rule(
         cpu=st.integers(0, 1),
@@ -416,6 +422,25 @@ class HotColdMachine(RuleBasedStateMachine):
                 self.holds[pfn] = 0
                 give_just_zeroed(self.p, self.b, cpu, zone, pfn)
 
+    @rule(zone=st.integers(0, 1), times=st.sampled_from((10, 1)))
+    def scrub(self, zone, times):
+        write_start(self.s, self.rules, self.b, 0, 0)
+        for _ in range(times):
+            if is_ready(self.s, zone, 0):
+                pfn, k, of = next_block(self.s, self.rules, self.b, zone, 0, 0)
+                if pfn != NO_PFN:
+                    assert of == zone
+                    self.flying.append((zone, pfn, k))
+                    if times > 1:
+                        self.land()
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def land(self):
+        zone, pfn, k = self.flying.pop()
+        self.holds.update(dict.fromkeys(range(pfn, pfn + 2**k), 0))
+        done(self.s, self.b, zone, pfn, k, 4096)
+
     @rule(cpu=st.integers(0, 1), rarely=st.integers(0, 5))
     def drain(self, cpu, rarely):
         if not rarely:
@@ -424,7 +449,7 @@ class HotColdMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_page_is_in_one_place_and_holds_what_its_list_says(self):
-        assert buddy.check(self.b) == []
+        assert buddy.check(self.b, [(pfn, k) for _, pfn, k in self.flying]) == []
         assert check(self.p, self.b) == []
         free, kept = buddy_pages(self.b), {}
         for cpu, zone, i in np.ndindex(*self.p.first.shape):
@@ -432,7 +457,7 @@ class HotColdMachine(RuleBasedStateMachine):
             while pfn != NO_PFN:
                 kept[pfn] = i & 1
                 pfn = int(self.b.next[pfn])
-        away = [page for _, pfn, k in self.held for page in range(pfn, pfn + 2**k)]
+        away = [page for _, pfn, k in self.held + self.flying for page in range(pfn, pfn + 2**k)]
         assert sorted([*free, *kept, *away]) == list(range(233))
         assert all(self.holds[page] == 0 for page, z in (free | kept).items() if z == ZEROED)
 

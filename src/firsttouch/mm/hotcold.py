@@ -183,7 +183,7 @@ def drain(p: Percpu, b: Buddy, cpu: int, zone: int) -> tuple[int, int]:
 @state_kernel
 def take_just_freed(p: Percpu, b: Buddy, cpu: int, zone: int) -> int:
     """The page that `cpu` freed last, off its list, to be zeroed while the CPU is idle; NO_PFN if there is none."""
-    if p.state[cpu, zone, JUST_FREED] == 0:
+    if p.state[cpu, zone, JUST_FREED] == 0 or not p.has_zeroed:
         return NO_PFN
     return _pop_counted(p, b, cpu, zone, HOT_LIST)
 
