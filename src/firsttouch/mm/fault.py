@@ -20,7 +20,8 @@ Follows Linux handle_mm_fault(), do_anonymous_page(), do_wp_page(), do_fault(); 
 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
-from firsttouch.mm.faultahead import NO_PREFAULT, map_around, prefault_pages
+from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
+from firsttouch.mm.hooks import call
 from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
@@ -51,7 +52,7 @@ from firsttouch.mm.pmap import (
 )
 from firsttouch.mm.pmap import HUGE as HUGE_REGION
 from firsttouch.mm.scrub import wake_scrub
-from firsttouch.mm.superpage import choose_order, next_order, superpage_fits
+from firsttouch.mm.superpage import choose_order, next_order, room_order, superpage_fits
 from firsttouch.mm.world import (
     ATOMIC,
     COLD_NS,
@@ -201,7 +202,12 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
     start, end = w.vmas.start[vma], w.vmas.end[vma]
     if service == ZERO_FILL:
         if pm.state[entry] & STATE == NONE:
-            pr.order[t] = choose_order(pm, slot, start, end, page, orders)
+            if w.hooks.order != 0:
+                room = room_order(pm, slot, start, end, page)
+                wanted = call(w.hooks.order, orders, room, page, start, end, free_pages(w, cpu))
+                pr.order[t] = max(0, min(wanted, room))
+            else:
+                pr.order[t] = choose_order(pm, slot, start, end, page, orders)
         elif pm.huge[slot] == HUGE_ZERO:
             pr.order[t] = PMD_ORDER
     elif service == ZERO_PAGE_READ and w.rules.use_zero_page and superpage_fits(pm, slot, start, end, page, orders):
@@ -210,8 +216,13 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
         service = REUSE
     pr.service[t] = service
     pr.window[t], pr.mapped[t] = 1, 1
-    if service == ZERO_FILL and w.prefault.rule != NO_PREFAULT and pr.order[t] == 0:
-        pr.window[t] = prefault_pages(w.prefault, t, page, end)
+    if service == ZERO_FILL and pr.order[t] == 0:
+        if w.hooks.window != 0:
+            run, last = in_order(w.prefault, t, page)
+            wanted = call(w.hooks.window, run, last, page, start, end, free_pages(w, cpu))
+            pr.window[t] = end_window(w.prefault, t, page, wanted, end)
+        elif w.prefault.rule != NO_PREFAULT:
+            pr.window[t] = prefault_pages(w.prefault, t, page, end)
     advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
     if w.rules.page_table == MM_WIDE:
         lock_table(w, cpu, mm, slot, w.cost.walk)
@@ -235,6 +246,13 @@ def is_last_user(pm: Pmap, slot: int, entry: int) -> bool:
         if pm.state[i] != NONE and pm.pfn[i] == head + i - first:
             nr += 1
     return bool(pm.refs[head] == nr)
+
+
+@state_kernel
+def free_pages(w: World, cpu: int) -> int:
+    """Free pages of the CPU's own node."""
+    nr_zones = len(w.buddy.free_pages)
+    return int(w.buddy.free_pages[cpu * nr_zones // len(w.sched.clock_ns)])
 
 
 @inlined
@@ -425,9 +443,10 @@ def install(w: World, cpu: int, t: int, e: int, mm: int) -> None:
         install_file(w, cpu, t, slot, entry, page, vma, int(w.events.kind[e]))
     elif service == SHARED_FILL and pm.state[entry] & STATE == NONE:
         map_pfnless(pm, slot, entry, SHMEM)
-    pm.state[entry] |= FRESH
     count_fault(w, service, w.sched.clock_ns[cpu] - pr.start_ns[t])
-    serve(w, cpu, mm, entry, int(w.events.kind[e]))
+    if pm.state[entry] & STATE != NONE:  # else another thread unmapped it meanwhile
+        pm.state[entry] |= FRESH
+        serve(w, cpu, mm, entry, int(w.events.kind[e]))
 
 
 @state_kernel
