@@ -18,7 +18,7 @@ from firsttouch.mm.buddy import NO_PFN
 from firsttouch.mm.fault import latency_bin
 from firsttouch.mm.pmap import ANON_RO, ANON_RW, STATE
 from firsttouch.mm.simulate import latency_of, replay
-from firsttouch.workload import MAP, TOUCH
+from firsttouch.workload import MAP, SHARED, TOUCH, WRITABLE
 
 EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 MS = 1_000_000
@@ -240,6 +240,21 @@ def test_the_second_at_a_page_finds_it_mapped():
     outcome = run(h, nr_cpus=2)
     assert outcome.faults_by_kind | {"zero_fill": 1, "spurious": 1} == outcome.faults_by_kind
     assert outcome.peak_bytes == 4096
+
+
+def test_a_page_that_is_unmapped_while_its_fault_is_under_way():
+    """A's second fault traps at 1101 and installs at 1601 or later; B unmaps the page at 1200."""
+    h = Hand()
+    v = h.vma(0, 512, WRITABLE | SHARED)
+    a, b = h.thread(), h.thread(start_ns=1200)
+    h.read(a, v, 5)  # 500 + 300 + 300 for the pages around
+    h.write(a, v, 5, think_ns=1)
+    h.unmap(b, 5, 6)
+    h.sleep(b, MS)
+    world = replay(h.workload(), small_machine(2), linux())
+    assert world.served.sum() == 2
+    assert world.pmap.touched.tolist() == [0]
+    assert not world.pmap.state.any()
 
 
 def test_mmap_lock_costs_two_hand_offs_and_waits_for_an_unmap():
