@@ -204,7 +204,7 @@ def copy_entry(pm: Pmap, child: int, source: int, target: int) -> None:
     pm.pfn[target] = pm.pfn[source]
     if state != NONE:
         if pm.pfn[source] != NO_PFN:
-            pm.refs[pm.pfn[source] & ~((1 << pm.folio_order[pm.pfn[source]]) - 1)] += 1
+            pm.refs[pm.pfn[source] & ~((1 << int(pm.folio_order[pm.pfn[source]])) - 1)] += 1
         if state & TOUCHED:
             pm.touched[child] += 1
 
