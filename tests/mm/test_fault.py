@@ -291,6 +291,17 @@ def test_a_page_that_the_program_populated_and_that_faulted_all_the_same(kind):
     assert simulate(recorded(h.workload()), small_machine(), linux()).faults == 1
 
 
+def test_what_only_the_policy_populated_needs_no_fault():
+    """The program populates page 0; blocks of 16 KiB bring 1 to 3 along, which the recording kernel did not have."""
+    h = Hand()
+    t, v = h.thread(), h.vma(0, 64)
+    h.populate(t, v, 0, 1)
+    h.write(t, v, 0, 1, 2, 3)
+    workload = recorded(h.workload())
+    assert simulate(workload, small_machine(), linux()).faults == 4
+    assert simulate(workload, small_machine(), linux("+mthp-16k")).faults == 1
+
+
 @pytest.mark.parametrize("kind", [R, R | RACED])
 def test_a_page_that_the_recording_kernel_would_have_mapped_around(kind):
     h = Hand()
