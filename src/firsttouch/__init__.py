@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firsttouch import pool as pool
+    from firsttouch._hook import hook as hook
     from firsttouch.errors import FirsttouchError as FirsttouchError
     from firsttouch.machine import Machine as Machine
     from firsttouch.mm.simulate import simulate as simulate
@@ -25,15 +27,18 @@ _HOME = {
     "Machine": "firsttouch.machine",
     "Policy": "firsttouch.policy",
     "Trace": "firsttouch.trace.store",
+    "hook": "firsttouch._hook",
     "record": "firsttouch.record.recorder",
     "simulate": "firsttouch.mm.simulate",
     "whatif": "firsttouch.whatif",
 }
 
-__all__ = ["FirsttouchError", "Machine", "Policy", "Trace", "record", "simulate", "whatif"]  # noqa: PLE0604, RUF100
+__all__ = ["FirsttouchError", "Machine", "Policy", "Trace", "hook", "pool", "record", "simulate", "whatif"]  # noqa: PLE0604, RUF100
 
 
 def __getattr__(name: str) -> Any:
+    if name == "pool":
+        return import_module("firsttouch.pool")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'firsttouch' has no attribute {name!r}")

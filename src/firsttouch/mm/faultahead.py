@@ -39,6 +39,7 @@ class Prefault(NamedTuple):
     min_run: int  # faults in order before the first window
     next_page: NDArray[np.int64]  # [thread] page after its last window
     order: NDArray[np.int8]  # [thread]
+    last: NDArray[np.int32]  # [thread] pages of its last window
     run: NDArray[np.int32]  # [thread] faults in order so far
 
 
@@ -51,6 +52,7 @@ def make_prefault(rule: str, max_order: int, max_pages: int, min_run: int, nr_th
         min_run=min_run,
         next_page=np.full(nr_threads, -1, np.int64),
         order=np.zeros(nr_threads, np.int8),
+        last=np.zeros(nr_threads, np.int32),
         run=np.zeros(nr_threads, np.int32),
     )
 
@@ -59,15 +61,26 @@ def make_prefault(rule: str, max_order: int, max_pages: int, min_run: int, nr_th
 def prefault_pages(p: Prefault, t: int, page: int, vma_end: int) -> int:
     """Pages that a write fault of thread `t` at `page` maps, its own included; notes where the window ends."""
     order, nr = 0, 1
-    if p.next_page[t] != page:
-        p.run[t] = 0
-    else:
-        p.run[t] += 1
-        if p.run[t] > p.min_run:
-            order, nr = next_window(p, int(p.order[t]))
-    end = min(page + nr, vma_end, (page | (PMD_PAGES - 1)) + 1)
+    run, _ = in_order(p, t, page)
+    if run > p.min_run:
+        order, nr = next_window(p, int(p.order[t]))
     p.order[t] = order
+    return end_window(p, t, page, nr, vma_end)
+
+
+@state_kernel
+def in_order(p: Prefault, t: int, page: int) -> tuple[int, int]:
+    """How many faults of thread `t` came in order, this one included if it does, and the pages of its last window."""
+    p.run[t] = p.run[t] + 1 if p.next_page[t] == page else 0
+    return int(p.run[t]), int(p.last[t])
+
+
+@state_kernel
+def end_window(p: Prefault, t: int, page: int, nr: int, vma_end: int) -> int:
+    """Keep a window of `nr` pages inside the mapping and the page-table page; note where it ends."""
+    end = max(page + 1, min(page + nr, vma_end, (page | (PMD_PAGES - 1)) + 1))
     p.next_page[t] = end
+    p.last[t] = end - page
     return int(end - page)
 
 

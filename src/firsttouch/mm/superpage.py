@@ -56,6 +56,20 @@ def choose_order(pm: Pmap, slot: int, start: int, end: int, page: int, orders: i
 
 
 @state_kernel
+def room_order(pm: Pmap, slot: int, start: int, end: int, page: int) -> int:
+    """The highest order whose aligned block around `page` is inside the mapping [start, end) and maps nothing."""
+    for k in range(PMD_ORDER, 0, -1):
+        head = page & ~((1 << k) - 1)
+        if head < start or head + (1 << k) > end:
+            continue
+        if slot == NO_SLOT or pm.nr_mapped[slot] == 0:
+            return k
+        if all_none(pm, slot * PMD_PAGES + (head & (PMD_PAGES - 1)), 1 << k):
+            return k
+    return 0
+
+
+@state_kernel
 def next_order(orders: int, k: int) -> int:
     """The order to try when no block of order `k` is free: the next lower allowed one, at last 0."""
     k -= 1

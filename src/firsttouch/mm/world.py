@@ -13,6 +13,7 @@ from firsttouch.machine import Machine
 from firsttouch.mm.buddy import UNZEROED, ZEROED, Buddy, make_buddy
 from firsttouch.mm.costs import CostTable, cost_table
 from firsttouch.mm.faultahead import Prefault, make_prefault
+from firsttouch.mm.hooks import Hooks, load_hooks
 from firsttouch.mm.locks import Locks, make_locks
 from firsttouch.mm.percpu import Percpu, make_percpu
 from firsttouch.mm.pmap import Pmap, make_pmap
@@ -92,6 +93,7 @@ class World(NamedTuple):
     vma_orders: NDArray[np.int32]  # [vma] bits of the orders it may use
     progress: Progress
     prefault: Prefault
+    hooks: Hooks
     mm_users: NDArray[np.int32]  # [mm] threads in it
     flying: NDArray[np.int32]  # [cpu, (pfn, order, zone)] block that the CPU is scrubbing, or NO_PFN
     cost: CostTable
@@ -149,6 +151,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         prefault=make_prefault(
             ahead.prefault, ahead.prefault_max_order, ahead.prefault_max_pages, ahead.prefault_min_run, nr_threads
         ),
+        hooks=load_hooks(policy.hooks),
         mm_users=np.zeros(nr_mms, np.int32),
         flying=np.full((machine.nr_cpus, 3), np.iinfo(np.int32).min, np.int32),
         cost=cost_table(machine, policy, workload.lines_touched, workload.recorded_level),

@@ -80,6 +80,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary: str = ""
     available: Available = "now"
     apply: str = ""  # the command that applies it on a running kernel
+    hooks: str = ""  # a Python file whose decorated functions decide; see mm/hooks.py
     zero: Zero = Zero()
     fault_ahead: FaultAhead = FaultAhead()
     superpage: Superpage = Superpage()
@@ -98,6 +99,8 @@ class Preset(msgspec.Struct, frozen=True):
     apply: str
 
 
+_HOOK_FILE = re.compile(r"\+([^+]*\.py)(?=[+-]|$)")
+
 _RANK: dict[str, int] = {"now": 0, "boot": 1, "pool": 2, "patch": 3}
 
 
@@ -108,7 +111,7 @@ def load(name_or_path: str | Path) -> Policy:
     names (with the nearest), fields, values, and sections that contradict each other.
     """
     text = str(name_or_path)
-    if "/" in text or text.endswith(".toml"):
+    if not _HOOK_FILE.search(text) and ("/" in text or text.endswith(".toml")):
         path = Path(text)
         if not path.is_file():
             raise FirsttouchError(f"there is no policy file {path}", "see the presets: firsttouch policies")
@@ -159,6 +162,15 @@ def _tree(name: str) -> dict[str, Any]:
     tree = {**files[base], "name": base}
     rest = name[len(base) :]
     while rest:
+        own = _HOOK_FILE.match(rest)
+        if own:
+            if not Path(own[1]).is_file():
+                raise FirsttouchError(f"there is no policy file {own[1]}", "see docs/howto/your-own-policy.md")
+            tree = _merge(
+                tree, {"hooks": own[1], "available": "patch", "apply": f"needs a kernel that does as {own[1]}"}
+            )
+            rest = rest[own.end() :]
+            continue
         stem, values, taken = _match(rest, files)
         if stem is None:
             word = re.match(r"[+-][^+]*", rest)

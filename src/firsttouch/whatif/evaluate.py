@@ -144,6 +144,11 @@ def whatif(
     """
     say = progress or _silent
     chosen = load_policies(policies)
+    for policy in chosen:
+        if policy.hooks:
+            from firsttouch.mm.hooks import load_hooks
+
+            load_hooks(policy.hooks)  # a mistake in a user's function is told before anything else is done
     if isinstance(source, str | Path):
         from firsttouch.trace.store import Trace
 
@@ -175,7 +180,7 @@ def whatif(
 
 def full_name(name: str) -> str:
     """A policy's name with the base put before a bare diff: `+thp` is `linux-6.18+thp`."""
-    return BASE + name if re.match(r"[+-]", name) and "/" not in name and not name.endswith(".toml") else name
+    return BASE + name if re.match(r"[+-]", name) else name
 
 
 def load_policies(names: Sequence[str] | None) -> list[Policy]:
