@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from firsttouch import __version__
-from firsttouch.cli import calibrate, demo, doctor, machines, pft, policies, record, report, trace, verify, whatif
+from firsttouch.cli import calibrate, demo, doctor, machines, pft, policies, record, report, run, trace, verify, whatif
 from firsttouch.errors import FirsttouchError
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ verify.add_to(app)
 record.add_to(app)
 trace.add_to(app)
 report.add_to(app)
+run.add_to(app)
 calibrate.add_to(app)
 doctor.add_to(app)
 policies.add_to(app)
