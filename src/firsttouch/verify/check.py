@@ -1,6 +1,6 @@
 """Verify: a program recorded once, what the model makes of it under each knob, and what the kernel counts.
 
-    plain run (does it work, how long) -> recording -> predictions -> interleaved runs -> claims
+    plain runs (does it work, how long) -> recording -> predictions -> interleaved runs -> claims
 
 All runs and the recording share one environment, one folder and fixed addresses (address-space randomisation is
 off for the program): where an array begins decides how many huge pages fit in it.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from firsttouch.host.catalogue import THP_OFF, Setting
 from firsttouch.host.present import BASE, host_machine
 from firsttouch.host.probe import HostFacts
 from firsttouch.machine import Machine
+from firsttouch.mm.outcome import Outcome
 from firsttouch.record.child import Conditions, find_program
 from firsttouch.record.recorder import record
 from firsttouch.trace.store import Trace
@@ -32,7 +34,7 @@ from firsttouch.units import format_bytes, format_ns
 from firsttouch.verify import claims as claims_
 from firsttouch.verify import runs as runs_
 from firsttouch.verify.claims import Claim, Predicted
-from firsttouch.verify.predict import Recorded, peaks_bytes, predict, read
+from firsttouch.verify.predict import Plain, Recorded, outcomes, predict, read
 from firsttouch.verify.runs import Job, Kernel, Launcher, Run
 from firsttouch.verify.statistics import median_interval, spread_ratio
 
@@ -262,7 +264,7 @@ class _Study:
         """All of it, from the plain run to the claims."""
         settings = [self._opted(setting) for setting in settings]
         able = [setting for setting in settings if not setting.refused]
-        plain = self._plain(launcher)
+        plain = self._plain(launcher, nr_recordings)
         total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + nr_runs * len(able))
         text = f"{self.subject.name}: {nr_runs} runs under each of {len(able)} knobs take about {format_ns(total_ns)}"
         self.say(text + ("; fewer: --runs, --knobs" if total_ns > 600e9 else ""))
@@ -270,15 +272,16 @@ class _Study:
             self.notes.append("addresses stay randomised here, which moves what huge pages fit by some percent")
         predictions: dict[str, dict[str, Predicted]] = {}
         recorded: dict[tuple[tuple[str, str], ...], list[Recorded]] = {}
-        peaks = {}
+        bases: dict[tuple[tuple[str, str], ...], list[list[Outcome]]] = {}
         for setting in able:
             key = tuple(sorted(setting.env.items())) if setting.own_recording else ()
             if key not in recorded:
                 recorded[key] = self._record(setting if key else None, nr_recordings, plain.maxrss_bytes)
                 self.say(f"{self.subject.name}: replaying")
-                peaks[key] = peaks_bytes(recorded[key], self.machine, self.base)
-            rss = plain.maxrss_bytes
-            predictions[setting.name] = predict(recorded[key], self.machine, setting.policy, peaks[key], rss)
+                bases[key] = outcomes(recorded[key], self.machine, self.base)
+            same = setting.policy.name == self.base.name
+            under = bases[key] if same else outcomes(recorded[key], self.machine, setting.policy)
+            predictions[setting.name] = predict(recorded[key], under, bases[key], plain)
         peak_bytes = int(max([p["peak_rss_bytes"].value for p in predictions.values()], default=0))
 
         def run(job: Job, setting: Setting, number: int) -> Run:
@@ -314,20 +317,32 @@ class _Study:
             )
         return setting
 
-    def _plain(self, launcher: Launcher) -> Run:
-        """Once with base pages: the page cache is filled, its time and peak memory are known, and that it works."""
-        self.say(f"{self.subject.name}: one run to see how long it takes")
-        runs_.prepare(self.job)
-        setting = Setting(name="base pages", policy=self.base, thp_disable=THP_OFF)
-        plain = launcher.run(self.job, setting, 0)
-        if plain.failed:
-            raise FirsttouchError(
-                f"{' '.join(self.subject.command)!r} fails as it is: {plain.failed}",
-                "it runs without a terminal, with nothing on stdin; see that it can",
-            )
-        return plain
+    def _plain(self, launcher: Launcher, number: int) -> Plain:
+        """With base pages, without a recorder: that it works, how long it takes, and how much memory.
 
-    def _record(self, setting: Setting | None, nr_recordings: int, nr_bytes: int) -> list[Recorded]:
+        One run more than is used goes first: it fills the page cache, and may meet memory that the host has to back.
+        """
+        self.say(f"{self.subject.name}: running it to see how long it takes")
+        setting = Setting(name="base pages", policy=self.base, thp_disable=THP_OFF)
+        found: list[Run] = []
+        for k in range(number + 1):
+            runs_.prepare(self.job)
+            run = launcher.run(self.job, setting, k, host_cold=runs_.warm(found[-1].maxrss_bytes if found else 0))
+            if run.failed:
+                raise FirsttouchError(
+                    f"{' '.join(self.subject.command)!r} fails as it is: {run.failed}",
+                    "it runs without a terminal, with nothing on stdin; see that it can",
+                )
+            found.append(run)
+        used = found[1:]
+        return Plain(
+            system_ns=statistics.median(run.system_ns for run in used),
+            cpu_ns=statistics.median(run.user_ns + run.system_ns for run in used),
+            wall_ns=statistics.median(run.wall_ns for run in used),
+            maxrss_bytes=statistics.median(run.maxrss_bytes for run in used),
+        )
+
+    def _record(self, setting: Setting | None, nr_recordings: int, nr_bytes: float) -> list[Recorded]:
         if self.subject.trace and setting is None:
             with Trace(self.subject.trace) as trace:
                 return [read(trace)]
@@ -357,7 +372,7 @@ class _Study:
         predicted: Mapping[str, Predicted],
         found: Mapping[str, list[Run]],
         single: bool,
-        plain: Run,
+        plain: Plain,
         launcher_bytes: int,
     ) -> list[Claim]:
         """The rows of one knob."""

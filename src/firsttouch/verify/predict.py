@@ -1,5 +1,10 @@
 """What the model says of a program under a policy, from one or more recordings of it.
 
+Counts come from the model alone. So do the times under `never`, the recording's own policy: they check what is taken
+off for recording. The times of every other policy are what the program took with base pages and without a recorder,
+before the first round, plus what the model says the policy changes. The same holds for peak memory, as the model has
+anonymous pages only.
+
 With several recordings a prediction is their median, and its interval what they and the costs' quartiles span. Of what
 a recording cannot hold, only the kernel knows the count: faults taken without a trap, when exec copies a program's
 arguments. No policy changes them, so the recording's number is added.
@@ -8,7 +13,7 @@ arguments. No policy changes them, so the recording's number is added.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -41,45 +46,54 @@ class Recorded(NamedTuple):
 def read(trace: Trace) -> Recorded:
     """A trace, ready to replay. Raises FirsttouchError as `from_trace` does."""
     workload, meta = from_trace(trace), trace.meta
+    faults = int(meta["minflt"] or 0) + int(meta["majflt"] or 0)
     return Recorded(
         workload=workload,
-        unseen=int(meta["unseen"] or 0),
+        unseen=max(0, faults - workload.nr_touches),
         lost=int(meta["lost"] or 0),
         level=str(meta["level"]),
         wall_ns=int(meta["wall_ns"] or 0),
         system_ns=int(meta["system_ns"] or 0),
         user_ns=int(meta["user_ns"] or 0),
-        faults=int(meta["minflt"] or 0) + int(meta["majflt"] or 0),
+        faults=faults,
         nr_processes=int(workload.facts["processes"]),
         fixed_addresses=bool(meta.get("fixed_addresses")),
     )
 
 
-def peaks_bytes(recordings: Sequence[Recorded], machine: Machine, policy: Policy) -> list[int]:
-    """The model's peak memory of each recording."""
-    return [simulate(recorded.workload, machine, policy).peak_bytes for recorded in recordings]
+class Plain(NamedTuple):
+    """Medians of the runs with base pages and without a recorder."""
+
+    system_ns: float
+    cpu_ns: float
+    wall_ns: float
+    maxrss_bytes: float
+
+
+def variants(machine: Machine) -> list[Machine]:
+    """The machine as it is, and with its costs at their lower and upper quartiles."""
+    return [machine, at_quartile(machine, "low"), at_quartile(machine, "high")]
+
+
+def outcomes(recordings: Sequence[Recorded], machine: Machine, policy: Policy) -> list[list[Outcome]]:
+    """[recording][variant of the machine] what the model makes of them."""
+    return [[simulate(one.workload, costs, policy) for costs in variants(machine)] for one in recordings]
 
 
 def predict(
-    recordings: Sequence[Recorded],
-    machine: Machine,
-    policy: Policy,
-    base_peaks_bytes: Sequence[int],
-    base_rss_bytes: float,
+    recordings: Sequence[Recorded], under: Sequence[Sequence[Outcome]], base: Sequence[Sequence[Outcome]], plain: Plain
 ) -> dict[str, Predicted]:
-    """Every observable under `policy`.
-
-    `base_peaks_bytes` is the model's peak with base pages, `base_rss_bytes` the measured one.
-    """
-    found: dict[str, list[list[float]]] = {}
-    for recorded, base_bytes in zip(recordings, base_peaks_bytes, strict=True):
-        variants: dict[str, list[float]] = {}
-        for costs in (machine, at_quartile(machine, "low"), at_quartile(machine, "high")):
-            outcome = simulate(recorded.workload, costs, policy)
-            for name, value in observables(outcome, recorded, base_bytes, base_rss_bytes).items():
-                variants.setdefault(name, []).append(value)
-        for name, values in variants.items():
-            found.setdefault(name, []).append(values)
+    """Every observable, from the outcomes under a policy and those under the recording's own, `base`."""
+    found: dict[str, list[list[float]]] = {name: [] for name in ABSOLUTE | DIFFERENCES}
+    is_base = under is base
+    for one, mine, theirs in zip(recordings, under, base, strict=True):
+        for name, value in ABSOLUTE.items():
+            found[name].append([value(outcome) + one.unseen for outcome in mine])
+        for name, value in DIFFERENCES.items():
+            anchor = getattr(plain, name.replace("peak_rss", "maxrss"), 0.0)
+            pairs = zip(mine, theirs, strict=True)
+            alone = is_base and name.endswith("_ns")
+            found[name].append([value(a) if alone else anchor + value(a) - value(b) for a, b in pairs])
     return {
         name: Predicted(
             value=statistics.median(values[0] for values in each),
@@ -90,17 +104,14 @@ def predict(
     }
 
 
-def observables(outcome: Outcome, recorded: Recorded, base_bytes: int, base_rss_bytes: float) -> dict[str, float]:
-    """An outcome in the terms of claims."""
-    added_bytes = outcome.peak_bytes - base_bytes
-    return {
-        "faults": outcome.faults + recorded.unseen,
-        "system_ns": outcome.system_ns,
-        "cpu_ns": outcome.user_ns + outcome.system_ns,
-        "wall_ns": outcome.wall_ns,
-        "peak_rss_bytes": base_rss_bytes + added_bytes,
-        "untouched_bytes": added_bytes,
-    }
+ABSOLUTE: dict[str, Callable[[Outcome], float]] = {"faults": lambda outcome: outcome.faults}
+DIFFERENCES: dict[str, Callable[[Outcome], float]] = {
+    "system_ns": lambda outcome: outcome.system_ns,
+    "cpu_ns": lambda outcome: outcome.user_ns + outcome.system_ns,
+    "wall_ns": lambda outcome: outcome.wall_ns,
+    "peak_rss_bytes": lambda outcome: outcome.peak_bytes,
+    "untouched_bytes": lambda outcome: outcome.peak_bytes,
+}
 
 
 def at_quartile(machine: Machine, end: str) -> Machine:

@@ -85,7 +85,6 @@ class Run(msgspec.Struct, frozen=True):
         return f"{ended}: {self.error}" if self.error else ended
 
 
-Warm = Callable[[int], bool]  # touches so many bytes; whether the host still had to back some
 Runner = Callable[[Job, Setting, int], Run]
 
 
@@ -203,8 +202,11 @@ def prepare(job: Job) -> None:
         raise FirsttouchError(f"{words!r} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
 
 
-def warm(nr_bytes: int) -> bool:
-    """Touch as much memory, twice; whether the second time still met pages that the host had to back."""
+def warm(nr_bytes: float) -> bool:
+    """Touch as much memory, twice; whether the second time still met pages that the host had to back.
+
+    The kernel is in the program's setting already, so this takes blocks of the sizes that the program will take.
+    """
     page_bytes = BASE_PAGE_BYTES
     chunk_bytes = PMD_PAGES * page_bytes
     nr_bytes = min(int(nr_bytes * WARM_MARGIN), available_bytes() // 2) // chunk_bytes * chunk_bytes
@@ -214,7 +216,6 @@ def warm(nr_bytes: int) -> bool:
     for _ in range(2):
         spent_ns = np.zeros(nr_bytes // chunk_bytes, np.int64)  # CPU time: another program's turn is none of ours
         with Region(nr_bytes) as region:
-            region.advise(touch.MADV_NOHUGEPAGE)
             for chunk in range(len(spent_ns)):
                 before = time.thread_time_ns()
                 touch.time_touch(region.address + chunk * chunk_bytes, PMD_PAGES, page_bytes, True, wall_ns)
