@@ -100,6 +100,17 @@ def test_wait_and_wake(wake_at, wall_ns):
     assert run(h, nr_cpus=2).wall_ns == wall_ns
 
 
+def test_who_was_woken_beforehand_does_not_wait_for_others_to_end():
+    h = Hand()
+    t = h.thread()
+    child = h.fork(t)
+    h.wake(t, child, think_ns=10)
+    h.exit(t, think_ns=1000)
+    h.wait(child, think_ns=100)
+    h.exit(child, think_ns=40)
+    assert run(h, nr_cpus=2).wall_ns == 1010  # the child ends at 140, not 40 after everybody else
+
+
 def test_each_wake_ends_one_wait():
     h = Hand()
     t = h.thread()

@@ -542,7 +542,7 @@ def test_any_trace_replays_with_as_many_faults_as_it_has_touches(rows, level, wa
 
 
 @pytest.mark.slow
-@settings(EXAMPLES, max_examples=4000)
+@settings(EXAMPLES, max_examples=1500)
 @LAW
 def test_any_trace_at_length(rows, level, wall_ns):
     law(rows, level, wall_ns)
