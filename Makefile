@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-kernel bench docs bundled clean
+.PHONY: demo test lint test-slow test-kernel verify-all bench docs bundled clean
 
 demo: $(STAMP)
 	@$(BIN)/firsttouch demo
@@ -26,6 +26,13 @@ test-slow: $(STAMP)
 
 test-kernel: $(STAMP)
 	$(BIN)/python -m pytest -m kernel
+
+# Ten programs under five settings of this kernel; as root, on a quiet machine, about ten minutes.
+verify-all: $(STAMP)
+	@mkdir -p docs/measured
+	$(BIN)/firsttouch verify --programs all --runs 7 --recordings 3 -o docs/measured/verify.json --force --plain || \
+	  test $$? -eq 1
+	$(BIN)/python -m firsttouch.report.accuracy docs/measured/verify.json docs/accuracy.md
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks/bench_*.py --benchmark-only

@@ -36,7 +36,7 @@ from firsttouch.verify import runs as runs_
 from firsttouch.verify.claims import Claim, Predicted
 from firsttouch.verify.predict import Plain, Recorded, outcomes, predict, read
 from firsttouch.verify.runs import Job, Kernel, Launcher, Run
-from firsttouch.verify.statistics import median_interval, spread_ratio
+from firsttouch.verify.statistics import error_ratio, median_interval, spread_ratio
 
 SCHEMA = 1
 RECORDING_RATIO = 1.5  # what a recorded run takes, in plain ones: an estimate
@@ -299,6 +299,7 @@ class _Study:
                     setting.name, predictions[setting.name], found, single, plain, launcher.own_bytes
                 )
         self._remark(every, found)
+        self._remark_recording([each[0] for outcomes_ in bases.values() for each in outcomes_], plain)
         result = ProgramResult(
             name=self.subject.name,
             command=self.job.command,
@@ -449,6 +450,20 @@ class _Study:
             if any(run.left_behind for run in good):
                 self.notes.append(f"{knob}: something of the program outlived it; that is not counted")
         self.notes = list(dict.fromkeys(self.notes))
+
+    def _remark_recording(self, bases: Sequence[Outcome], plain: Plain) -> None:
+        """How the recording, with what it cost taken off, compares with runs without a recorder: nobody's claim."""
+        if not bases:
+            return
+        parts = []
+        for text, mine, theirs in (
+            ("system", [one.system_ns for one in bases], plain.system_ns),
+            ("CPU", [one.user_ns + one.system_ns for one in bases], plain.cpu_ns),
+            ("wall", [one.wall_ns for one in bases], plain.wall_ns),
+        ):
+            modelled = statistics.median(mine)
+            parts.append(f"{text} {format_ns(modelled)} ({error_ratio(modelled, theirs, theirs):+.0%})")
+        self.notes.append(f"the recording less its own cost, against runs without a recorder: {', '.join(parts)}")
 
 
 def _facts(one: Recorded) -> dict[str, Any]:

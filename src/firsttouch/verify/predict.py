@@ -1,9 +1,7 @@
 """What the model says of a program under a policy, from one or more recordings of it.
 
-Counts come from the model alone. So do the times under `never`, the recording's own policy: they check what is taken
-off for recording. The times of every other policy are what the program took with base pages and without a recorder,
-before the first round, plus what the model says the policy changes. The same holds for peak memory, as the model has
-anonymous pages only.
+Counts come from the model alone. Times are what the program took with base pages and without a recorder, before the
+first round, plus what the model says the policy changes; so is peak memory, as the model has anonymous pages only.
 
 With several recordings a prediction is their median, and its interval what they and the costs' quartiles span. Of what
 a recording cannot hold, only the kernel knows the count: faults taken without a trap, when exec copies a program's
@@ -85,15 +83,13 @@ def predict(
 ) -> dict[str, Predicted]:
     """Every observable, from the outcomes under a policy and those under the recording's own, `base`."""
     found: dict[str, list[list[float]]] = {name: [] for name in ABSOLUTE | DIFFERENCES}
-    is_base = under is base
     for one, mine, theirs in zip(recordings, under, base, strict=True):
         for name, value in ABSOLUTE.items():
             found[name].append([value(outcome) + one.unseen for outcome in mine])
         for name, value in DIFFERENCES.items():
             anchor = getattr(plain, name.replace("peak_rss", "maxrss"), 0.0)
             pairs = zip(mine, theirs, strict=True)
-            alone = is_base and name.endswith("_ns")
-            found[name].append([value(a) if alone else anchor + value(a) - value(b) for a, b in pairs])
+            found[name].append([anchor + value(a) - value(b) for a, b in pairs])
     return {
         name: Predicted(
             value=statistics.median(values[0] for values in each),
