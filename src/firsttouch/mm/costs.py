@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from firsttouch.errors import FirsttouchError
 from firsttouch.machine import Machine
+from firsttouch.mm.zeroing import Registry, bte, method_ns, zero_table
 from firsttouch.policy import Policy
 
 MAX_ORDER = 10
@@ -31,7 +32,9 @@ class CostTable(NamedTuple):
     populate_page: int  # zeroing not included
     zero: NDArray[np.int64]  # [order] in the fault
     zero_temporal: NDArray[np.int64]  # [order] in the recorded fault
-    scrub: NDArray[np.int64]  # [order] ahead of use
+    scrub: NDArray[np.int64]  # [order] ahead of use: CPU time
+    scrub_elapsed: NDArray[np.int64]  # [order] the same until it is done: longer where an engine is polled
+    zero_hot_page: int  # a page that this CPU freed just now
     touch_page: int  # what the user pays for the lines of a page zeroed just now; 0 in a recording, whose gaps hold it
     cold_page: int  # what the user pays more for a page whose lines are in no cache
     walk: int  # the part of `trap` that one lock for all page tables is held to find the entry
@@ -70,6 +73,10 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
     zone_page = round(cost.zone_page.ns)
     record = {"basic": cost.record_basic.ns, "full": cost.record_full.ns}.get(level, 0.0)
     temporal = blocks("temporal")
+    drivers = Registry()
+    if policy.zero.scrub_driver == "bte":
+        drivers.register(bte(machine.line_bytes, polled=policy.zero.scrub in ("scrubd-v2", "scrubd-v3")))
+    scrub = zero_table(machine, policy.zero.scrub_method, NR_ORDERS, drivers=drivers)
     lines = min(lines_touched, machine.page_bytes // machine.line_bytes)
     return CostTable(
         trap=round(cost.trap.ns),
@@ -83,7 +90,9 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         populate_page=max(0, round(cost.populate_page.ns) - int(temporal[0])),
         zero=blocks(policy.zero.method),
         zero_temporal=temporal,
-        scrub=blocks(policy.zero.scrub_method),
+        scrub=scrub.cpu_ns,
+        scrub_elapsed=scrub.elapsed_ns,
+        zero_hot_page=method_ns(machine, policy.zero.method, machine.page_bytes, hot=True),
         touch_page=0 if level else round(lines * cost.line_hot.ns),
         cold_page=max(0, round(lines * (cost.line_cold.ns - cost.line_hot.ns))),
         walk=round(cost.table_walk.ns),

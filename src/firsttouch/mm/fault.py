@@ -51,7 +51,7 @@ from firsttouch.mm.pmap import (
     need_slot,
 )
 from firsttouch.mm.pmap import HUGE as HUGE_REGION
-from firsttouch.mm.scrub import wake_scrub
+from firsttouch.mm.scrub import wake_after_free
 from firsttouch.mm.superpage import choose_order, next_order, room_order, superpage_fits
 from firsttouch.mm.world import (
     ATOMIC,
@@ -317,9 +317,8 @@ def serve(w: World, cpu: int, mm: int, entry: int, kind: int) -> None:
 def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]:
     """2**k pages from the CPU's own node, or another; charges the zone lock. Returns (pfn or NO_PFN, zero state)."""
     nr_zones = len(w.buddy.free_pages)
-    home = cpu * nr_zones // len(w.sched.clock_ns)
-    for i in range(nr_zones):
-        zone = (home + i) % nr_zones
+    zone = cpu * nr_zones // len(w.sched.clock_ns) if nr_zones > 1 else 0
+    for _ in range(nr_zones):
         pfn, z, moved = pcp_alloc(w.percpu, w.buddy, cpu, zone, k, want_zeroed)
         if moved:
             hold = w.cost.zone_page * (moved if k == 0 else 1)
@@ -328,6 +327,7 @@ def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]
             )
         if pfn != NO_PFN:
             return pfn, z
+        zone = zone + 1 if zone + 1 < nr_zones else 0
     return NO_PFN, UNZEROED
 
 
@@ -348,7 +348,8 @@ def free_folio(w: World, cpu: int, head: int) -> None:
         hold = w.cost.zone_page * (spilled if k == 0 else 1)
         advance(w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff, w.cost.waiter))
     if w.rules.scrub:
-        wake_scrub(w.scrub, zone, w.rules.start_order, merged)
+        now = int(w.sched.clock_ns[cpu])
+        wake_after_free(w.scrub, w.scrub_rules, w.buddy, zone, merged, int(w.load.avenrun[0]), now)
 
 
 @inlined
@@ -365,7 +366,7 @@ def zero_block(w: World, cpu: int, k: int, z: int) -> None:
 @inlined
 def coldness(w: World, z: int) -> int:
     """COLD if the lines of a block that came with zero state `z` are in no cache when it is mapped."""
-    return COLD if w.rules.cold_in_fault or z == ZEROED else 0
+    return COLD if w.rules.cold_in_fault or (z == ZEROED and not w.rules.hot_zeroed) else 0
 
 
 @state_kernel

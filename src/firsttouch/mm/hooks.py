@@ -47,7 +47,7 @@ if JIT:
     types: Any = import_module("numba").types
     intrinsic: Any = import_module("numba.extending").intrinsic
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def call(typing_context, address, a, b, c, d, e, f):  # type: ignore[no-untyped-def]
         """Call the function at `address` with six integers."""
 

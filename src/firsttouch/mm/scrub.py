@@ -189,6 +189,7 @@ def in_window(r: ScrubRules, now_ns: int) -> bool:
     return of_day >= r.from_ns or of_day < r.until_ns
 
 
+@state_kernel
 def next_opening_ns(r: ScrubRules, now_ns: int) -> int:
     """When the window opens next, after `now_ns`: somebody then writes `scrub_start`. NEVER_NS if it is always open."""
     if r.from_ns == r.until_ns:

@@ -21,6 +21,7 @@ from firsttouch._packed import packed
 from firsttouch.errors import FirsttouchError
 from firsttouch.machine import Machine
 from firsttouch.mm.buddy import NO_PFN
+from firsttouch.mm.daemon import land, next_daemon_ns, scrub_in_idle_time, scrub_step
 from firsttouch.mm.fault import (
     advance,
     coldness,
@@ -74,7 +75,6 @@ from firsttouch.mm.sched import (
     wake,
     wake_waiting,
 )
-from firsttouch.mm.scrub import count_scrubbed, give, sleep_scrub, take, wants
 from firsttouch.mm.superpage import choose_order, next_order
 from firsttouch.mm.world import (
     COLD_NS,
@@ -142,6 +142,11 @@ def run(w: World) -> None:
     while w.total[OUT_OF_MEMORY] == 0 and w.pmap.counts[SLOTS_FULL] == 0:
         cpu, first_ns, second_ns = earliest(s)
         timer_ns = s.timer_ns[0] if s.counts[NR_TIMERS] else NEVER_NS
+        if w.rules.scrub and min(first_ns, timer_ns) != NEVER_NS:
+            daemon_ns = next_daemon_ns(w)
+            if daemon_ns < min(first_ns, timer_ns):
+                scrub_in_idle_time(w, daemon_ns)
+                continue
         if timer_ns <= first_ns:
             if timer_ns == NEVER_NS:
                 t = blocked_thread(s)
@@ -157,8 +162,10 @@ def run(w: World) -> None:
             land(w, cpu)
             run_thread(w, cpu, min(second_ns, timer_ns))
         if w.rules.scrub:
-            let_idle_scrub(w)
-            sample_supply(w, min(first_ns, timer_ns))
+            now_ns = min(first_ns, timer_ns)
+            if now_ns != NEVER_NS:
+                scrub_in_idle_time(w, now_ns)
+                sample_supply(w, now_ns)
 
 
 @inlined
@@ -447,57 +454,6 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
     if child_mm != parent_mm and w.mm_users[child_mm] == 1:
         fork_tables(w.pmap, parent_mm, child_mm)
     wake(w.sched, child, w.sched.clock_ns[cpu], w.rules.quantum_ns)
-
-
-@state_kernel
-def let_idle_scrub(w: World) -> None:
-    """Put idle CPUs to scrubbing where a zone's scrubber is awake."""
-    s = w.sched
-    for zone in range(len(w.buddy.free_pages)):
-        if w.scrub.awake[zone] == 0:
-            continue
-        now = busy_clock(s)
-        for cpu in range(len(s.activity)):
-            if s.activity[cpu] == IDLE and wants(w.buddy, zone, w.rules.stop_order):
-                s.activity[cpu] = SCRUBBING
-                s.clock_ns[cpu] = max(s.clock_ns[cpu], now)
-                w.flying[cpu, 0] = NO_PFN
-                w.flying[cpu, 2] = zone
-                break
-
-
-@state_kernel
-def busy_clock(s: Sched) -> int:
-    """The earliest clock of a CPU that is not idle: nothing before it can still happen."""
-    _, first_ns, _ = earliest(s)
-    if first_ns == NEVER_NS:
-        return s.timer_ns[0] if s.counts[NR_TIMERS] else 0
-    return first_ns
-
-
-@state_kernel
-def land(w: World, cpu: int) -> None:
-    """The block that `cpu` was scrubbing is zeroed: put it on its list."""
-    if w.flying[cpu, 0] != NO_PFN:
-        give(w.buddy, int(w.flying[cpu, 2]), int(w.flying[cpu, 0]), int(w.flying[cpu, 1]))
-        w.flying[cpu, 0] = NO_PFN
-
-
-@state_kernel
-def scrub_step(w: World, cpu: int) -> None:
-    """Finish a block and begin the next; go idle when none is left."""
-    s = w.sched
-    land(w, cpu)
-    zone = int(w.flying[cpu, 2])
-    pfn, k = take(w.buddy, zone, w.rules.stop_order)
-    if pfn == NO_PFN:
-        sleep_scrub(w.scrub, zone)
-        s.activity[cpu] = IDLE
-        return
-    w.flying[cpu, 0], w.flying[cpu, 1] = pfn, k
-    s.clock_ns[cpu] += w.cost.scrub[k]
-    w.total[SCRUB_NS] += w.cost.scrub[k]
-    count_scrubbed(w.scrub, zone, w.rules.page_bytes << k)
 
 
 @state_kernel

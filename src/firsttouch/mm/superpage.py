@@ -43,6 +43,8 @@ def superpage_fits(pm: Pmap, slot: int, start: int, end: int, page: int, orders:
 @state_kernel
 def choose_order(pm: Pmap, slot: int, start: int, end: int, page: int, orders: int) -> int:
     """The order that a write fault at `page` of a mapping [start, end) tries first."""
+    if orders == 0:
+        return 0
     if superpage_fits(pm, slot, start, end, page, orders):
         return PMD_ORDER
     for k in range(PMD_ORDER - 1, MIN_LARGE_ORDER - 1, -1):

@@ -10,15 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firsttouch.machine import Machine
-from firsttouch.mm.buddy import UNZEROED, ZEROED, Buddy, make_buddy
-from firsttouch.mm.costs import CostTable, cost_table
+from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, Buddy, make_buddy
+from firsttouch.mm.costs import MAX_ORDER, CostTable, cost_table
 from firsttouch.mm.faultahead import Prefault, make_prefault
 from firsttouch.mm.hooks import Hooks, load_hooks
+from firsttouch.mm.load import Load, make_load
 from firsttouch.mm.locks import Locks, make_locks
 from firsttouch.mm.percpu import Percpu, make_percpu
 from firsttouch.mm.pmap import Pmap, make_pmap
-from firsttouch.mm.sched import Sched, make_sched
-from firsttouch.mm.scrub import Scrub, make_scrub
+from firsttouch.mm.sched import NEVER_NS, NOBODY, Sched, make_sched
+from firsttouch.mm.scrub import (
+    BY_FRACTION,
+    NO_SCRUB,
+    Scrub,
+    ScrubRules,
+    in_window,
+    make_scrub,
+    next_opening_ns,
+    scrub_rules,
+)
 from firsttouch.mm.superpage import allowed_orders
 from firsttouch.policy import Policy
 from firsttouch.workload import Events, Threads, Vmas, Workload
@@ -51,8 +61,7 @@ class Rules(NamedTuple):
     per_vma: bool
     page_table: int  # SPLIT, MM_WIDE, ATOMIC
     scrub: bool
-    start_order: int
-    stop_order: int
+    hot_zeroed: bool  # zeroed pages are in the cache: the CPU that freed them zeroed them
     init_on_free: bool
     cold_in_fault: bool  # the fault zeroes past the caches
     quantum_ns: int
@@ -95,7 +104,13 @@ class World(NamedTuple):
     prefault: Prefault
     hooks: Hooks
     mm_users: NDArray[np.int32]  # [mm] threads in it
-    flying: NDArray[np.int32]  # [cpu, (pfn, order, zone)] block that the CPU is scrubbing, or NO_PFN
+    scrub_rules: ScrubRules
+    load: Load
+    flying: NDArray[np.int32]  # [node, (pfn, order, zone)] block that its daemon is zeroing, or NO_PFN
+    landing_ns: NDArray[np.int64]  # [node] when an engine will have zeroed it, or NEVER_NS: a CPU zeroes it
+    scrubs_for: NDArray[np.int32]  # [cpu] node whose daemon it runs, or NOBODY
+    just_freed: NDArray[np.int32]  # [cpu, (pfn, order, zone)] single page that the CPU is zeroing, or NO_PFN
+    opening_ns: NDArray[np.int64]  # [1] when the daily window opens next
     cost: CostTable
     rules: Rules
     total: NDArray[np.int64]
@@ -111,7 +126,21 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
     With a scrubber all free memory begins zeroed: the machine was idle before the program began.
     """
     node_pages = machine.memory_bytes // machine.page_bytes // machine.nr_nodes
-    zeroed_ahead = policy.zero.scrub != "none" or policy.zero.init_on_free
+    zero = policy.zero
+    rules = scrub_rules(
+        zero.scrub,
+        start=zero.scrub_start,
+        stop=zero.scrub_stop,
+        load=zero.scrub_load,
+        from_s=zero.scrub_from_s,
+        until_s=zero.scrub_until_s,
+        just_freed=zero.zero_hot_pages,
+    )
+    # A daemon whose start no block reaches is off, and one that may not run yet has zeroed nothing.
+    reachable = rules.kind == BY_FRACTION or rules.start <= MAX_ORDER
+    is_on = rules.kind != NO_SCRUB and reachable and in_window(rules, 0)
+    zeroed_ahead = is_on or zero.init_on_free
+    nodes = machine.nr_nodes
     buddy = make_buddy([node_pages] * machine.nr_nodes, zeroed=zeroed_ahead)
     threads = workload.threads
     nr_threads, nr_mms = len(threads.first), len(workload.mm_regions)
@@ -123,7 +152,9 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             buddy,
             machine.nr_cpus,
             batch_pages=policy.percpu.batch_pages,
-            has_zeroed=zeroed_ahead,
+            rules=policy.percpu.rules,
+            has_zeroed=zero.scrub != "none" or zero.init_on_free or zero.zero_hot_pages,
+            strands=policy.percpu.rules == "linux-2.6.10" and not zero.zero_hot_pages,
             page_bytes=machine.page_bytes,
         ),
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
@@ -153,7 +184,13 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         ),
         hooks=load_hooks(policy.hooks),
         mm_users=np.zeros(nr_mms, np.int32),
-        flying=np.full((machine.nr_cpus, 3), np.iinfo(np.int32).min, np.int32),
+        scrub_rules=rules,
+        load=make_load(),
+        flying=np.full((nodes, 3), NO_PFN, np.int32),
+        landing_ns=np.full(nodes, NEVER_NS, np.int64),
+        scrubs_for=np.full(machine.nr_cpus, NOBODY, np.int32),
+        just_freed=np.full((machine.nr_cpus, 3), NO_PFN, np.int32),
+        opening_ns=np.array([next_opening_ns(rules, 0)], np.int64),
         cost=cost_table(machine, policy, workload.lines_touched, workload.recorded_level),
         rules=Rules(
             recorded=recorded,
@@ -163,11 +200,10 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             populate=ahead.populate,
             per_vma=policy.locks.per_vma,
             page_table=PAGE_TABLE_MODES.index(policy.locks.page_table),
-            scrub=policy.zero.scrub != "none",
-            start_order=policy.zero.scrub_start_order,
-            stop_order=policy.zero.scrub_stop_order,
-            init_on_free=policy.zero.init_on_free,
-            cold_in_fault=policy.zero.method == "nontemporal",
+            scrub=zero.scrub != "none" or zero.zero_hot_pages,
+            hot_zeroed=zero.zero_hot_pages and zero.scrub == "none",
+            init_on_free=zero.init_on_free,
+            cold_in_fault=zero.method == "nontemporal",
             quantum_ns=policy.sched.quantum_ns,
             page_bytes=machine.page_bytes,
         ),

@@ -25,10 +25,16 @@ class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How pages come to be zero."""
 
     method: str = "temporal"  # in the fault; a key of machine.zero
-    scrub: Literal["none", "scrubd"] = "none"  # zero free blocks ahead of use, when a CPU is idle
+    # zero free blocks ahead of use, when a CPU is idle; None below is the version's own default (docs/model/scrub.md)
+    scrub: Literal["none", "scrubd", "scrubd-v2", "scrubd-v3", "scrubd-v4", "scrubd-v6", "scrubd-v8"] = "none"
     scrub_method: str = "nontemporal"
-    scrub_start_order: int = 4  # wake when a free unzeroed block of this order or above appears
-    scrub_stop_order: int = 0  # zero blocks down to this order, highest first
+    scrub_driver: Literal["cpu", "bte"] = "cpu"  # an engine that zeroes blocks it takes beside the CPUs
+    scrub_start: int | None = None  # order (V8: fraction of 1024): a free that merges so far wakes the daemon
+    scrub_stop: int | None = None  # order (V8: fraction of 1024): it zeroes blocks down to here, highest first
+    scrub_load: int | None = None  # 1-minute load average from which on it does not run
+    scrub_from_s: int = 0  # daily window, seconds after midnight; equal ends: all day
+    scrub_until_s: int = 0
+    zero_hot_pages: bool = False  # idle CPUs zero the single pages that they freed last
     init_on_free: bool = False  # zero at free, never at allocation
 
 
@@ -64,6 +70,7 @@ class Locks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Percpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Per-CPU lists of free pages."""
 
+    rules: Literal["linux-6.18", "linux-2.6.10"] = "linux-6.18"
     batch_pages: int = 0  # 0: as the kernel computes it from the zone's size
 
 
@@ -267,13 +274,13 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         return FirsttouchError(f"policy {where}: {field} is {value}: {why}", "see docs/reference/policy.md")
 
     zero = policy.zero
-    for field, value in (("scrub_start_order", zero.scrub_start_order), ("scrub_stop_order", zero.scrub_stop_order)):
-        if not 0 <= value <= 10:
-            raise bad(f"zero.{field}", value, "orders are 0 to 10")
-    if zero.scrub_start_order < zero.scrub_stop_order:
-        raise bad(
-            "zero.scrub_start_order", zero.scrub_start_order, "the scrubber would wake for blocks below its stop order"
-        )
+    old_lists = policy.percpu.rules == "linux-2.6.10"
+    if zero.zero_hot_pages and not old_lists:
+        raise bad("zero.zero_hot_pages", True, "it needs percpu.rules = linux-2.6.10, whose lists know hot pages")
+    if zero.init_on_free and old_lists:
+        raise bad("zero.init_on_free", True, "the lists of linux-2.6.10 lose the zero state of what is freed")
+    if zero.scrub == "none" and (zero.scrub_driver, zero.scrub_start, zero.scrub_stop) != ("cpu", None, None):
+        raise bad("zero.scrub", "none", "there is no scrubber to steer with the other scrub_* fields")
     if zero.init_on_free and zero.scrub != "none":
         raise bad("zero.scrub", zero.scrub, "with init_on_free every free page is zero already")
     ahead = policy.fault_ahead

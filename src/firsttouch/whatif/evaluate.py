@@ -180,7 +180,7 @@ def whatif(
 
 def full_name(name: str) -> str:
     """A policy's name with the base put before a bare diff: `+thp` is `linux-6.18+thp`."""
-    return BASE + name if re.match(r"[+-]", name) else name
+    return BASE + name if re.match(r"[+-]", name) and not name.endswith(".toml") else name
 
 
 def load_policies(names: Sequence[str] | None) -> list[Policy]:
