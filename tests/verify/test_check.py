@@ -93,7 +93,7 @@ def test_a_right_count_passes_and_a_wrong_one_fails(faked: Any, fake: type[FakeK
     assert good.measured is not None and good.measured.n == 3
     fake.counts = {"no-thp": {"minflt": 2 * right}}
     result = faked()
-    assert claim(result, "faults").verdict == "fail" and not result.passed
+    assert claim(result, "faults").verdict == "fail" and result.exit_code == 1
     assert claim(result, "faults").error_ratio == -0.5
 
 
@@ -106,7 +106,7 @@ def test_a_program_that_fails_under_a_knob(faked: Any, fake: type[FakeKernel]) -
     fake.counts = {"no-thp/1": {"exit": 3, "error": "no memory"}}
     result = faked()
     assert {c.why for c in result.claims} == {"exit 3: no memory"}
-    assert result.summary["not_measurable"] == len(result.claims) and not result.passed
+    assert result.summary["not_measurable"] == len(result.claims) and result.exit_code == 3
 
 
 def test_a_program_that_fails_as_it_is(faked: Any, fake: type[FakeKernel]) -> None:
@@ -148,7 +148,7 @@ def test_a_skipped_program_is_listed_with_its_reason(fake: type[FakeKernel], rou
     subject = Subject("redis", ["redis-server"], skipped="there is no redis-server: apt-get install redis-server")
     result = verify([subject], knob_names=["no-thp"], machine=machines.load(round_machine))
     assert result.programs[0].skipped == subject.skipped
-    assert (result.claims, fake.ran, result.passed) == ([], [], False)
+    assert (result.claims, fake.ran, result.exit_code) == ([], [], 3)
 
 
 def test_a_stored_verification_is_read_back(faked: Any, tmp_path: Path) -> None:

@@ -47,12 +47,15 @@ def verify(
     """Run a program under several settings of this kernel and compare what the model predicted.
 
     The program is recorded once (or F are recordings of it). As root all settings can be had, and they are put
-    back whatever happens; otherwise those that concern the program alone. Exits 1 when a prediction fails.
+    back whatever happens; otherwise those that concern the program alone. Exits 1 when a prediction fails, 3 when
+    nothing could be measured.
     """
     command = terminal.words_after_dashes(ctx)
     if (command is not None) + bool(files) + (programs is not None) != 1 or command == []:
         terminal.usage("it needs traces, or -- COMMAND, or --programs", "firsttouch verify -- python3 script.py")
     terminal.check_new(output, force)
+    if output is not None and not output.absolute().parent.is_dir():
+        terminal.usage(f"there is no folder {output.parent}", f"mkdir -p {output.parent}")
     from firsttouch import machine as machines
     from firsttouch.host import catalogue, probe
     from firsttouch.verify import check
@@ -86,7 +89,7 @@ def verify(
         write_text(output, tree.decode() + "\n", force=force)
         terminal.note(f"everything measured is in {output}")
     print_result(result, as_json=as_json, plain=plain)
-    raise typer.Exit(0 if result.passed else 1)
+    raise typer.Exit(result.exit_code)
 
 
 def print_result(result: Verification, *, as_json: bool = False, plain: bool = False) -> None:

@@ -101,9 +101,9 @@ class Verification(msgspec.Struct, frozen=True):
     warnings: list[str]
 
     @property
-    def passed(self) -> bool:
-        """Whether every claim that could be measured holds, and there was one."""
-        return not self.summary["failed"] and self.summary["passed"] > 0
+    def exit_code(self) -> int:
+        """0: every claim that could be measured holds; 1: one does not; 3: none could be measured here."""
+        return 1 if self.summary["failed"] else 0 if self.summary["passed"] else 3
 
     def to_builtins(self) -> dict[str, Any]:
         """The JSON of `firsttouch verify --json`: docs/reference/json.md."""
