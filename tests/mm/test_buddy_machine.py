@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, alloc_block, check, free_block, make_buddy
-from firsttouch.mm.scrub import give, take, wants
+from firsttouch.mm.scrub import give, take
 
 GARBAGE = -1  # what memory holds before anyone wrote it
 
@@ -112,7 +112,6 @@ class BuddyMachine(RuleBasedStateMachine):
     def scrub(self, zone, stop_order):
         zone = zone % len(self.memory.zones)
         orders = [k for k in range(stop_order, self.memory.max_order + 1) if self.memory.has(zone, k, UNZEROED)]
-        assert wants(self.b, zone, stop_order) == bool(orders)
         pfn, k = take(self.b, zone, stop_order)
         assert (pfn != NO_PFN) == bool(orders)
         if orders:

@@ -21,7 +21,7 @@ from firsttouch.mm.percpu import (
     pcp_drain,
     pcp_free,
 )
-from firsttouch.mm.scrub import count_scrubbed, give, make_scrub, sleep_scrub, take, wake_scrub, wants
+from firsttouch.mm.scrub import done, is_ready, make_scrub, next_block, scrub_rules, wake_after_free, write_start
 
 NR_CPUS = 2
 START_ORDER = 3
@@ -46,18 +46,21 @@ class PercpuMachine(RuleBasedStateMachine):
         zeroed=st.booleans(),
         has_zeroed=st.booleans(),
         batch_pages=st.sampled_from((1, 2, 5)),
+        stop_order=st.integers(0, START_ORDER),
     )
-    def boot(self, zones, zeroed, has_zeroed, batch_pages):
+    def boot(self, zones, zeroed, has_zeroed, batch_pages, stop_order):
         ends = np.cumsum(zones).tolist()
         self.zones = [range(end - pages, end) for pages, end in zip(zones, ends, strict=True)]
         self.has_zeroed = has_zeroed
         self.b = make_buddy(zones, 9, zeroed and has_zeroed)
         self.p = make_percpu(self.b, NR_CPUS, batch_pages=batch_pages, has_zeroed=has_zeroed)
         self.s = make_scrub(len(zones))
+        self.rules = scrub_rules("scrubd", start=START_ORDER, stop=stop_order, max_order=9)
         self.holds = dict.fromkeys(range(ends[-1]), 0 if zeroed else GARBAGE)
         self.stamp = 0
         self.held = []  # (zone, pfn, k)
         self.flying = []  # (zone, pfn, k)
+        self.awake = set()  # zones, each of which has its own daemon
         self.wakeups = 0
         self.scrubbed_pages = 0
 
@@ -131,23 +134,32 @@ class PercpuMachine(RuleBasedStateMachine):
         heads = {pfn: int(self.b.order[pfn]) - 1 for pfn in np.flatnonzero(self.b.order).tolist()}
         grown = [k for pfn, k in heads.items() if any(page in came for page in range(pfn, pfn + 2**k))]
         assert highest == max(grown, default=NO_ORDER)
-        asleep = not self.s.awake[zone]
-        woke = wake_scrub(self.s, zone, START_ORDER, highest)
-        assert woke == (asleep and bool(grown) and max(grown) >= START_ORDER)
-        self.wakeups += woke
+        woke = wake_after_free(self.s, self.rules, self.b, zone, highest, 0, 0)
+        assert woke == (zone not in self.awake and bool(grown) and max(grown) >= START_ORDER)
+        if woke:
+            self.awake.add(zone)
+            self.wakeups += 1
 
     @precondition(lambda self: self.has_zeroed)
-    @rule(zone=st.integers(0, 1), stop_order=st.integers(0, 4))
-    def scrub(self, zone, stop_order):
+    @rule(zone=st.integers(0, 1), is_woken=st.booleans())
+    def scrub(self, zone, is_woken):
         zone %= len(self.zones)
-        wanted = wants(self.b, zone, stop_order)
-        assert wanted == self.has(zone, stop_order, UNZEROED)
-        pfn, k = take(self.b, zone, stop_order)
+        if is_woken:
+            assert write_start(self.s, self.rules, self.b, 0, 0) == len(self.zones) - len(self.awake)
+            self.wakeups += len(self.zones) - len(self.awake)
+            self.awake = set(range(len(self.zones)))
+        ready = is_ready(self.s, zone, 0)
+        assert ready == (zone in self.awake and all(where != zone for where, _, _ in self.flying))
+        if not ready:
+            return
+        wanted = self.has(zone, self.rules.stop, UNZEROED)
+        pfn, k, where = next_block(self.s, self.rules, self.b, zone, 0, 0)
         assert wanted == (pfn != NO_PFN)
         if pfn == NO_PFN:
-            sleep_scrub(self.s, zone)
+            self.awake.remove(zone)
         else:
-            assert k >= stop_order
+            assert where == zone
+            assert k >= self.rules.stop
             assert not any(self.has(zone, larger, UNZEROED) for larger in range(k + 1, 10))
             self.flying.append((zone, pfn, k))
 
@@ -156,9 +168,8 @@ class PercpuMachine(RuleBasedStateMachine):
     def land(self):
         zone, pfn, k = self.flying.pop(0)
         self.holds.update(dict.fromkeys(range(pfn, pfn + 2**k), 0))
-        assert give(self.b, zone, pfn, k) >= k
+        assert done(self.s, self.b, zone, pfn, k, 4096) >= k
         assert {buddy_pages(self.b)[page] for page in range(pfn, pfn + 2**k)} == {ZEROED}
-        count_scrubbed(self.s, zone, 4096 << k)
         self.scrubbed_pages += 2**k
 
     @invariant()
@@ -180,6 +191,7 @@ class PercpuMachine(RuleBasedStateMachine):
     @invariant()
     def what_scrubbers_did_is_counted(self):
         assert self.s.nr_wakeups.sum() == self.wakeups
+        assert set(self.s.awake.nonzero()[0].tolist()) == self.awake
         assert self.s.zeroed_bytes.sum() == 4096 * self.scrubbed_pages
 
 

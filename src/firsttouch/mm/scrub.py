@@ -221,23 +221,15 @@ def may_wake(r: ScrubRules, b: Buddy, zone: int, merged_order: int, avenrun: int
 
 
 @state_kernel
-def _wake(s: Scrub, node: int) -> bool:
-    """Wake a daemon for a new pass; whether it slept."""
-    if s.awake[node]:
+def wake_after_free(s: Scrub, r: ScrubRules, b: Buddy, zone: int, merged_order: int, avenrun: int, now_ns: int) -> bool:
+    """What a free to the buddy does beside freeing: wake the node's daemon for a new pass; whether it did."""
+    node = zone // s.zones_per_node
+    if s.awake[node] or not may_wake(r, b, zone, merged_order, avenrun, now_ns):
         return False
     s.awake[node] = 1
     s.nr_wakeups[node] += 1
     s.next_zone[node] = s.next_order[node] = s.pass_blocks[node] = s.wait_ns[node] = 0
     return True
-
-
-@state_kernel
-def wake_after_free(s: Scrub, r: ScrubRules, b: Buddy, zone: int, merged_order: int, avenrun: int, now_ns: int) -> bool:
-    """What a free to the buddy does beside freeing; whether the daemon of the zone's node woke."""
-    node = zone // s.zones_per_node
-    if s.awake[node] or not may_wake(r, b, zone, merged_order, avenrun, now_ns):
-        return False
-    return _wake(s, node)
 
 
 @state_kernel
@@ -316,36 +308,10 @@ def done(s: Scrub, b: Buddy, zone: int, pfn: int, k: int, page_bytes: int) -> in
 
 
 @state_kernel
-def wake_scrub(s: Scrub, zone: int, start_order: int, final_order: int) -> bool:
-    """After a free whose unzeroed blocks merged to `final_order` (-1: none): whether the scrubber woke."""
-    if final_order < start_order or s.awake[zone]:
-        return False
-    s.awake[zone] = 1
-    s.nr_wakeups[zone] += 1
-    return True
-
-
-@state_kernel
-def sleep_scrub(s: Scrub, zone: int) -> None:
-    """The scrubber found nothing to do."""
-    s.awake[zone] = 0
-
-
-@state_kernel
-def count_scrubbed(s: Scrub, zone: int, nr_bytes: int) -> None:
+def count_scrubbed(s: Scrub, node: int, nr_bytes: int) -> None:
     """Account for one block of `nr_bytes` zeroed."""
-    s.nr_blocks[zone] += 1
-    s.zeroed_bytes[zone] += nr_bytes
-
-
-@state_kernel
-def wants(b: Buddy, zone: int, stop_order: int) -> bool:
-    """Whether there is an unzeroed block of `stop_order` or above."""
-    nr_orders = b.first.shape[2]
-    k = stop_order
-    while k < nr_orders and b.first[zone, UNZEROED, k] == NO_PFN:
-        k += 1
-    return bool(k < nr_orders)
+    s.nr_blocks[node] += 1
+    s.zeroed_bytes[node] += nr_bytes
 
 
 @state_kernel
