@@ -12,7 +12,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,6 +106,31 @@ if JIT:
         nanoseconds, one word for each pointer, length and stride of each array."""
         return _compile(function, _nrt=False, forceinline=True)
 
+    @contextmanager
+    def _light_load() -> Iterator[None]:
+        """Let the first look into the cache of machine code go without all of Numba's libraries.
+
+        Numba loads every implementation of every NumPy function, and SciPy with them, before it looks there; code that
+        is found needs none of that, and it takes most of a second. What is not found is compiled as ever.
+        """
+        context: Any = getattr(import_module("numba.core.registry").cpu_target, "target_context", None)
+        refresh = getattr(context, "refresh", None)
+        if refresh is None:
+            yield
+            return
+        looked: list[bool] = []
+
+        def refresh_when_compiling() -> None:
+            if looked:
+                refresh()
+            looked.append(True)
+
+        context.refresh = refresh_when_compiling
+        try:
+            yield
+        finally:
+            del context.refresh  # the class's own is seen again
+
     def callback(signature: Any) -> Callable[[F], Any]:
         """A compiled function that C code can call, at `.address`. Compiled here and now, cached; allocates nothing."""
 
@@ -112,9 +138,10 @@ if JIT:
             before = numba.config.CACHE_DIR
             numba.config.CACHE_DIR = _CACHE_DIR
             try:
-                return numba.cfunc(
-                    signature, cache=True, nopython=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=False
-                )(function)
+                with _light_load():
+                    return numba.cfunc(
+                        signature, cache=True, nopython=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=False
+                    )(function)
             finally:
                 numba.config.CACHE_DIR = before
 

@@ -28,6 +28,7 @@ def run() -> Run:
             check=False,
         )
         assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        lines = done.stderr.splitlines(keepends=True)
+        return done.stdout + "".join(line for line in lines if not line.endswith("compiling for this machine, once\n"))
 
     return run_code

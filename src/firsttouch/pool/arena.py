@@ -21,6 +21,7 @@ Everything here runs under the zone's lock, knows no addresses, and runs without
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +37,6 @@ from firsttouch.mm.buddy import (
     Buddy,
     alloc_block,
     free_block,
-    make_buddy,
     put_back,
     take_block,
     take_head,
@@ -74,23 +74,35 @@ class Arena(NamedTuple):
     words_address: int  # (never) of word[0], for atomic steps
 
 
-def make_arena(zone_pages: list[int], nr_words: int = 0, base_address: int = 0) -> Arena:
-    """All of it free and unfaulted."""
-    orders = min(MAX_ORDER, max(zone_pages).bit_length() - 1)
-    unfaulted = make_buddy(zone_pages, orders, zeroed=True)
-    faulted = make_buddy(zone_pages, orders)
-    faulted.first.fill(NO_PFN)  # nothing is on its lists yet
-    for each in (faulted.order, faulted.nr_free, faulted.free_pages, faulted.zero_pages):
-        each.fill(0)
-    nr_pages = len(faulted.order)
+def _empty_buddy(zone_start: NDArray[np.int64], max_order: int) -> Buddy:
+    """An allocator that has nothing yet."""
+    nr_zones, nr_pages = len(zone_start) - 1, int(zone_start[-1])
+    return Buddy(
+        zone_start=zone_start,
+        first=np.full((nr_zones, 2, max_order + 1), NO_PFN, np.int32),
+        nr_free=np.zeros((nr_zones, 2, max_order + 1), np.int64),
+        free_pages=np.zeros(nr_zones, np.int64),
+        zero_pages=np.zeros(nr_zones, np.int64),
+        next=np.empty(nr_pages, np.int32),
+        prev=np.empty(nr_pages, np.int32),
+        order=np.zeros(nr_pages, np.int8),
+        zeroed=np.zeros(nr_pages, np.uint8),
+    )
+
+
+def make_arena(zone_pages: Sequence[int], nr_words: int = 0, base_address: int = 0) -> Arena:
+    """An arena in which nothing is free before `free_all`."""
+    zone_start = np.cumsum([0, *zone_pages], dtype=np.int64)
+    nr_zones, nr_pages = len(zone_pages), int(zone_start[-1])
+    max_order = min(MAX_ORDER, max(zone_pages).bit_length() - 1)
     word = np.zeros(nr_words, np.int64)
     return Arena(
-        faulted=faulted,
-        unfaulted=unfaulted,
-        awake=np.zeros(len(zone_pages), np.uint8),
+        faulted=_empty_buddy(zone_start, max_order),
+        unfaulted=_empty_buddy(zone_start, max_order),
+        awake=np.zeros(nr_zones, np.uint8),
         nr_pages=np.zeros(nr_pages, np.int32),
         freed_ns=np.zeros(nr_pages, np.int64),
-        counts=np.zeros((len(zone_pages), NR_COUNTS), np.int64),
+        counts=np.zeros((nr_zones, NR_COUNTS), np.int64),
         word=word,
         base_address=base_address,
         words_address=word.ctypes.data,
@@ -113,6 +125,14 @@ def give_run(b: Buddy, zone: int, pfn: int, nr: int, z: int) -> int:
         pfn += 1 << k
         nr -= 1 << k
     return highest
+
+
+@state_kernel
+def free_all(a: Arena) -> None:
+    """Fill the lists of a new arena: all of it is free and unfaulted."""
+    for zone in range(a.counts.shape[0]):
+        start = int(a.unfaulted.zone_start[zone])
+        give_run(a.unfaulted, zone, start, int(a.unfaulted.zone_start[zone + 1]) - start, ZEROED)
 
 
 @state_kernel

@@ -80,6 +80,11 @@ LOAD = 19  # no scrubbing at this load average or above
 WINDOW_START, WINDOW_END, UTC_OFFSET_S = 20, 21, 22  # minutes of the day; equal for all day
 DECAY_NS = 23  # what was not used for so long goes back to the kernel; 0: nothing does
 PRESSURE_PERCENT = 24  # of time lost for want of memory; from here up all free memory goes back. 0: no matter
+ALLOCATE, FREE, TRIM = (
+    25,
+    26,
+    27,
+)  # addresses of pool_allocate, pool_free, trim: each is compiled once, and called there
 # What changes
 KEEP_PAGES = 32  # free faulted pages to have ready, and not to give back
 FORKING = 33  # a thread is about to fork and holds every lock
@@ -299,16 +304,22 @@ def resize(a: Arena, ctx: int, address: int, nr_bytes: int) -> int:
         return address
     moved = 0
     if nr_bytes >= a.word[THRESHOLD]:
-        moved = allocate(a, nr_bytes, False)
+        moved = call_3(a.word[ALLOCATE], ctx, nr_bytes, 0)
     if moved == 0:
         moved = call_2(a.word[NEXT_MALLOC], a.word[NEXT_CTX], nr_bytes)
     if moved:
         copy_bytes(moved, address, min(nr_bytes, have << PAGE_SHIFT))
-        release(a, ctx, address)
+        call_3(a.word[FREE], ctx, address, 0)
     return moved
 
 
 # What C calls. A size beyond 2**63 looks negative, and goes to who knows better.
+
+
+@callback(types.int64(types.int64, types.int64, types.int64))
+def pool_allocate(ctx, nr_bytes, zeros):  # type: ignore[no-untyped-def]
+    """`allocate` for the other callbacks."""
+    return allocate(arena_at(ctx), nr_bytes, zeros != 0)
 
 
 @callback(types.int64(types.int64, types.int64))
@@ -316,7 +327,7 @@ def pool_malloc(ctx, nr_bytes):  # type: ignore[no-untyped-def]
     """`malloc(ctx, size)` of a NumPy handler."""
     a = arena_at(ctx)
     if nr_bytes >= a.word[THRESHOLD]:
-        address = allocate(a, nr_bytes, False)
+        address = call_3(a.word[ALLOCATE], ctx, nr_bytes, 0)
         if address:
             return address
     return call_2(a.word[NEXT_MALLOC], a.word[NEXT_CTX], nr_bytes)
@@ -329,7 +340,7 @@ def pool_calloc(ctx, nr_items, item_bytes):  # type: ignore[no-untyped-def]
     if 0 < nr_items < 1 << 47 and 0 < item_bytes < 1 << 47 and nr_items <= (1 << 47) // item_bytes:
         nr_bytes = nr_items * item_bytes
         if nr_bytes >= a.word[THRESHOLD]:
-            address = allocate(a, nr_bytes, True)
+            address = call_3(a.word[ALLOCATE], ctx, nr_bytes, 1)
             if address:
                 return address
     return call_3(a.word[NEXT_CALLOC], a.word[NEXT_CTX], nr_items, item_bytes)

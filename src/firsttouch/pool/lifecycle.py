@@ -65,6 +65,7 @@ class Pool:
         self.arena = make_arena(zone_pages, h.NR_WORDS + 8 * nr_zones, self._region.address)
         self._packed = packed(self.arena)
         self.ctx = self._packed.address
+        ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.open_arena.address)(self.ctx)
         self._write_settings(api, options, scrubber)
         allocator = api.default.allocator
         self._ours = type(allocator)(
@@ -78,7 +79,8 @@ class Pool:
         self.after_fork_in_child = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.after_fork_in_child.address)
         _keep_for_ever(self, self._packed, *self.arena.faulted, *self.arena.unfaulted)
         _keep_for_ever(self.arena.nr_pages, self.arena.freed_ns, self.arena.counts, self.arena.word, self.arena.awake)
-        _keep_for_ever(h.pool_malloc, h.pool_calloc, h.pool_realloc, h.pool_free, scrubber.scrub_main)
+        _keep_for_ever(h.pool_malloc, h.pool_calloc, h.pool_realloc, h.pool_free, h.pool_allocate)
+        _keep_for_ever(scrubber.scrub_main, scrubber.trim)
 
     def _write_settings(self, api: NumpyApi, options: Options, scrubber: Any) -> None:
         h, word, default = self._h, self.arena.word, api.default.allocator
@@ -92,6 +94,8 @@ class Pool:
         word[h.HOT_BYTES], word[h.HOT_NS] = hot_bytes, options.age_ns
         word[h.FRESH_BYTES] = _FRESH_BYTES
         word[h.START_ORDER], word[h.STOP_ORDER] = options.start_order, options.stop_order
+        word[h.ALLOCATE], word[h.FREE] = h.pool_allocate.address, h.pool_free.address
+        word[h.TRIM] = scrubber.trim.address
         word[h.SCRUB_MAIN] = scrubber.scrub_main.address if options.scrub else 0
         word[h.MAX_FLYING_ORDER] = scrubber.HUGE_ORDER
         word[h.AGE_NS] = options.age_ns

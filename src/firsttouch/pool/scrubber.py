@@ -21,6 +21,7 @@ from firsttouch._native import (
     add_shared,
     advise,
     c_function,
+    call_2,
     clock_ns,
     load_acquire,
     process_cpu_ns,
@@ -38,6 +39,7 @@ from firsttouch.pool.arena import (
     PAGE_SHIFT,
     SCRUBBED_BYTES,
     Arena,
+    free_all,
     land_populated,
     land_unfaulted,
     land_unpopulated,
@@ -71,6 +73,7 @@ from firsttouch.pool.handler import (
     STOP,
     STOP_ORDER,
     THREAD,
+    TRIM,
     UTC_OFFSET_S,
     WAKE,
     WINDOW_END,
@@ -324,7 +327,7 @@ def burst(a: Arena, may_populate: bool) -> None:
 
 
 @state_kernel
-def scrub_loop(a: Arena) -> None:
+def scrub_loop(a: Arena, ctx: int) -> None:
     """All that the thread does, until it is told to stop."""
     stop, wake = word_address(a, STOP), word_address(a, WAKE)
     used, used_ns, house_ns = activity(a), clock_ns(), 0
@@ -340,11 +343,11 @@ def scrub_loop(a: Arena) -> None:
             gate = in_window(a, _time(0)) and _load_is_below(a)
             pressed = a.word[PRESSURE_PERCENT] > 0 and _pressure_percent(a) >= a.word[PRESSURE_PERCENT]
             if pressed:
-                trim_to(a, 0, HUGE_ORDER)
+                call_2(a.word[TRIM], ctx, 0)
         held = free_faulted_pages(a) > a.word[KEEP_PAGES]
         decays = held and a.word[DECAY_NS] > 0
         if decays and now_ns - used_ns >= a.word[DECAY_NS]:
-            trim_to(a, a.word[KEEP_PAGES], HUGE_ORDER)
+            call_2(a.word[TRIM], ctx, a.word[KEEP_PAGES])
             decays = free_faulted_pages(a) > a.word[KEEP_PAGES] + (1 << HUGE_ORDER)
             used_ns = now_ns
         if not gate or not settle(a, not pressed):
@@ -375,7 +378,7 @@ def scrub_main(ctx):  # type: ignore[no-untyped-def]
     a.word[_PATH], a.word[_PATH + 1] = _NAME, 0
     _prctl(_PR_SET_NAME, word_address(a, _PATH), 0, 0, 0)
     store_release(word_address(a, THREAD), RUNNING)
-    scrub_loop(a)
+    scrub_loop(a, ctx)
     store_release(word_address(a, THREAD), NO_THREAD)
     return 0
 
@@ -419,7 +422,13 @@ def after_fork_in_child(ctx):  # type: ignore[no-untyped-def]
         a.awake[zone] = 0
     store_release(word_address(a, THREAD), NO_THREAD)
     store_release(word_address(a, FORKING), 0)
-    trim_to(a, 0, HUGE_ORDER)
+    call_2(a.word[TRIM], ctx, 0)
+
+
+@callback(types.void(types.int64))
+def open_arena(ctx):  # type: ignore[no-untyped-def]
+    """`free_all` for Python."""
+    free_all(arena_at(ctx))
 
 
 @callback(types.void(types.int64))
