@@ -17,7 +17,7 @@ from firsttouch.mm.hotcold import give_just_zeroed, take_just_freed
 from firsttouch.mm.load import advance_load
 from firsttouch.mm.sched import IDLE, NEVER_NS, NOBODY, NR_READY, SCRUBBING
 from firsttouch.mm.scrub import done, is_ready, next_block, next_opening_ns, write_start
-from firsttouch.mm.world import SCRUB_NS, World
+from firsttouch.mm.world import HOT_ZEROED_BYTES, SCRUB_NS, World
 
 PFN, ORDER, ZONE = range(3)  # columns of flying and just_freed
 
@@ -80,6 +80,7 @@ def land(w: World, cpu: int) -> None:
     if w.just_freed[cpu, PFN] != NO_PFN:
         give_just_zeroed(w.percpu, w.buddy, cpu, int(w.just_freed[cpu, ZONE]), int(w.just_freed[cpu, PFN]))
         w.just_freed[cpu, PFN] = NO_PFN
+        w.total[HOT_ZEROED_BYTES] += w.rules.page_bytes
     node = int(w.scrubs_for[cpu])
     if node == NOBODY:
         return

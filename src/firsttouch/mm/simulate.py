@@ -82,6 +82,7 @@ from firsttouch.mm.world import (
     CREDIT_NS,
     FAULT_NS,
     HITS,
+    HOT_ZEROED_BYTES,
     MISSES,
     NEXT_SUPPLY_NS,
     NR_SUPPLY,
@@ -505,7 +506,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
     faults = [int(value) for value in w.served]
     mapped_untouched = int(((w.pmap.state & STATE == ANON_RW) & (w.pmap.state & TOUCHED == 0)).sum())
     page_bytes = workload.page_bytes
-    ahead_bytes = int(w.scrub.zeroed_bytes.sum())
+    scrubbed_bytes = int(w.scrub.zeroed_bytes.sum())
     user_ns, system_ns = total[THINK_NS] + total[COLD_NS], total[SYSTEM_NS]
     if w.rules.recorded:
         # Gaps hold user and kernel time; how much of each is known of the recording as a whole.
@@ -529,13 +530,13 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         lock_wait_ns={name: int(ns) for name, ns in zip(CLASSES, w.locks.wait_ns, strict=True)},
         latency=latency_of(w),
         zeroed_in_fault_bytes=total[ZEROED_BYTES],
-        zeroed_ahead_bytes=ahead_bytes,
+        zeroed_ahead_bytes=scrubbed_bytes + total[HOT_ZEROED_BYTES],
         copied_bytes=total[COPIED_BYTES],
         disturbances=Disturbances(
             wakeups=int(w.scrub.nr_wakeups.sum()),
             sched_latency_ns=int(w.sched.counts[LATENCY_NS]),
-            bus_bytes=ahead_bytes,
-            lines_displaced=0 if policy.zero.scrub_method == "nontemporal" else ahead_bytes // 64,
+            bus_bytes=scrubbed_bytes,
+            lines_displaced=0 if policy.zero.scrub_method == "nontemporal" else scrubbed_bytes // 64,
         ),
         out_of_memory=bool(total[OUT_OF_MEMORY]),
         supply=[(int(t), int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],

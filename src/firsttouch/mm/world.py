@@ -21,6 +21,7 @@ from firsttouch.mm.pmap import Pmap, make_pmap
 from firsttouch.mm.sched import NEVER_NS, NOBODY, Sched, make_sched
 from firsttouch.mm.scrub import (
     BY_FRACTION,
+    NO_LOAD_TEST,
     NO_SCRUB,
     Scrub,
     ScrubRules,
@@ -43,7 +44,8 @@ PAGE_TABLE_MODES = ("split", "mm", "atomic")
 
 # total[]
 (FAULT_NS, THINK_NS, COLD_NS, CREDIT_NS, SYSTEM_NS, SCRUB_NS, HITS, MISSES, ZEROED_BYTES, COPIED_BYTES,
- OUT_OF_MEMORY, POPULATED_PAGES, WALL_NS, NR_SUPPLY, NEXT_SUPPLY_NS, SUPPLY_STEP_NS) = range(16)  # fmt: skip
+ HOT_ZEROED_BYTES, OUT_OF_MEMORY, POPULATED_PAGES, WALL_NS, NR_SUPPLY, NEXT_SUPPLY_NS,
+ SUPPLY_STEP_NS) = range(17)  # fmt: skip
 NR_TOTALS = SUPPLY_STEP_NS + 1
 
 NR_BINS = 64 * 8
@@ -136,9 +138,10 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         until_s=zero.scrub_until_s,
         just_freed=zero.zero_hot_pages,
     )
-    # A daemon whose start no block reaches is off, and one that may not run yet has zeroed nothing.
+    # A daemon whose start no block reaches, or whose load limit is 0, is off; one that must wait has zeroed nothing.
     reachable = rules.kind == BY_FRACTION or rules.start <= MAX_ORDER
-    is_on = rules.kind != NO_SCRUB and reachable and in_window(rules, 0)
+    may_run = rules.load_test == NO_LOAD_TEST or rules.load > 0
+    is_on = rules.kind != NO_SCRUB and reachable and may_run and in_window(rules, 0)
     zeroed_ahead = is_on or zero.init_on_free
     nodes = machine.nr_nodes
     buddy = make_buddy([node_pages] * machine.nr_nodes, zeroed=zeroed_ahead)
