@@ -27,7 +27,7 @@ test-slow: $(STAMP)
 test-kernel: $(STAMP)
 	$(BIN)/python -m pytest -m kernel
 
-# Ten programs under five settings of this kernel; as root, on a quiet machine, about ten minutes.
+# The programs of the manifest under five settings of this kernel; as root, on a quiet machine, about ten minutes.
 verify-all: $(STAMP)
 	@mkdir -p docs/measured
 	$(BIN)/firsttouch verify --programs all --runs 7 --recordings 3 -o docs/measured/verify.json --force --plain || \

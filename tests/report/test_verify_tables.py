@@ -33,9 +33,7 @@ def result() -> Verification:
         summary=claims.summary(rows),
         programs=[
             ProgramResult("sort", ["sort", "li\x1bnes"], "", ["never: differs"], [recording], []),
-            ProgramResult(
-                "redis", ["redis-server"], "there is no redis-server: apt-get install redis-server", [], [], []
-            ),
+            ProgramResult("redis", ["redis-server"], "there is no redis-server: apt-get install it", [], [], []),
         ],
         knobs=[],
         host=msgspec.structs.replace(probe.facts(), kernel="6.18.0", cpu="CPU", nr_cpus=2, virtual="none"),

@@ -20,6 +20,7 @@ from firsttouch.trace import Trace
 from firsttouch.verify import check
 from firsttouch.verify.check import Subject, Verification, verify
 from firsttouch.verify.claims import Claim
+from firsttouch.verify.predict import Recorded, read
 from firsttouch.verify.runs import Job, Run
 
 MIB = 1 << 20
@@ -57,7 +58,7 @@ class FakeKernel:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeKernel]:
     monkeypatch.setattr(check, "Launcher", FakeKernel)
-    monkeypatch.setattr(check.runs_, "warm", lambda nr_bytes: False)
+    monkeypatch.setattr(check.runs_, "warm", lambda nr_bytes, advised=False: False)
     monkeypatch.setattr(FakeKernel, "counts", {})
     monkeypatch.setattr(FakeKernel, "ran", [])
     return FakeKernel
@@ -100,6 +101,20 @@ def test_a_right_count_passes_and_a_wrong_one_fails(faked: Any, fake: type[FakeK
 def test_the_number_of_runs_is_what_was_asked_for(faked: Any, fake: type[FakeKernel]) -> None:
     faked(nr_runs=4, nr_recordings=2)
     assert [name for name, _ in fake.ran] == ["base pages"] * 3 + ["no-thp"] * 4
+
+
+def test_a_knob_that_changes_what_a_program_calls_has_plain_runs_of_its_own(
+    faked: Any, fake: type[FakeKernel], monkeypatch: pytest.MonkeyPatch, hand_trace: Path
+) -> None:
+    def record(_: object, own: Setting | None, number: int, nr_bytes: float) -> list[Recorded]:
+        with Trace(hand_trace) as trace:
+            return [read(trace)] * number
+
+    monkeypatch.setattr(check._Study, "_record", record)
+    result = faked(knob_names=["populate", "no-thp"], nr_runs=1, subject={"opts_in": ["FIRSTTOUCH_POPULATE"]})
+    assert [name for name, _ in fake.ran] == ["base pages"] * 4 + ["populate", "no-thp"]
+    # Nothing changes against runs with base pages in the same environment: the plain time is the prediction.
+    assert claim(result, "wall_ns", "no-thp").predicted == 2_000_000
 
 
 def test_a_program_that_fails_under_a_knob(faked: Any, fake: type[FakeKernel]) -> None:

@@ -152,3 +152,10 @@ def test_whatever_runs_ends_when_the_verifier_does(tmp_path: Path) -> None:
 
 def test_warming_nothing_is_not_cold() -> None:
     assert runs.warm(0) is False
+
+
+def test_what_the_launcher_has_is_what_a_small_program_shows(tmp_path: Path) -> None:
+    """Its own peak, not that of the process that started it: below it a program's peak is not seen."""
+    with Launcher(tmp_path) as launcher:
+        shown = launcher.run(job("/bin/sh", "-c", "exit 0"), setting("k"), 0).maxrss_bytes
+        assert 0.8 < shown / launcher.own_bytes < 1.25

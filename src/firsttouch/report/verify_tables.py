@@ -47,6 +47,9 @@ def claim_lines(claims: Sequence[Claim]) -> list[str]:
         if len({claim.why for claim in mine}) == 1 and all(claim.measured is None for claim in mine):
             out.append(f"{plain(knob):<{KNOB_COLUMNS}} not measurable: {plain(mine[0].why)}")
             continue
+        if len(knob) > KNOB_COLUMNS:
+            out.append(plain(knob))
+            shown = ""
         for claim in mine:
             out += _lines(shown, claim)
             shown = ""

@@ -265,6 +265,7 @@ class _Study:
         settings = [self._opted(setting) for setting in settings]
         able = [setting for setting in settings if not setting.refused]
         plain = self._plain(launcher, nr_recordings)
+        plains: dict[tuple[tuple[str, str], ...], Plain] = {(): plain}
         total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + nr_runs * len(able))
         text = f"{self.subject.name}: {nr_runs} runs under each of {len(able)} knobs take about {format_ns(total_ns)}"
         self.say(text + ("; fewer: --runs, --knobs" if total_ns > 600e9 else ""))
@@ -275,17 +276,21 @@ class _Study:
         bases: dict[tuple[tuple[str, str], ...], list[list[Outcome]]] = {}
         for setting in able:
             key = tuple(sorted(setting.env.items())) if setting.own_recording else ()
+            own = setting if key else None
+            if key not in plains:
+                plains[key] = self._plain(launcher, nr_recordings, setting)
             if key not in recorded:
-                recorded[key] = self._record(setting if key else None, nr_recordings, plain.maxrss_bytes)
-                self.say(f"{self.subject.name}: replaying")
+                recorded[key] = self._record(own, nr_recordings, plains[key].maxrss_bytes)
+                self.say(f"{self.subject.name}: replaying", 0, len(able))
                 bases[key] = outcomes(recorded[key], self.machine, self.base)
             same = setting.policy.name == self.base.name
             under = bases[key] if same else outcomes(recorded[key], self.machine, setting.policy)
-            predictions[setting.name] = predict(recorded[key], under, bases[key], plain)
+            predictions[setting.name] = predict(recorded[key], under, bases[key], plains[key])
         peak_bytes = int(max([p["peak_rss_bytes"].value for p in predictions.values()], default=0))
 
         def run(job: Job, setting: Setting, number: int) -> Run:
-            return launcher.run(job, setting, number, host_cold=runs_.warm(peak_bytes))
+            advised = setting.policy.superpage.thp != "never" or bool(setting.policy.superpage.mthp_madvise)
+            return launcher.run(job, setting, number, host_cold=runs_.warm(peak_bytes, advised))
 
         found = runs_.interleaved(self.job, able, nr_runs, self.kernel, run, self.say)
         every = [one for recordings in recorded.values() for one in recordings]
@@ -299,7 +304,7 @@ class _Study:
                     setting.name, predictions[setting.name], found, single, plain, launcher.own_bytes
                 )
         self._remark(every, found)
-        self._remark_recording([each[0] for outcomes_ in bases.values() for each in outcomes_], plain)
+        self._remark_recording([each[0] for each in bases.get((), [])], plain)
         result = ProgramResult(
             name=self.subject.name,
             command=self.job.command,
@@ -318,13 +323,15 @@ class _Study:
             )
         return setting
 
-    def _plain(self, launcher: Launcher, number: int) -> Plain:
+    def _plain(self, launcher: Launcher, number: int, own: Setting | None = None) -> Plain:
         """With base pages, without a recorder: that it works, how long it takes, and how much memory.
 
         One run more than is used goes first: it fills the page cache, and may meet memory that the host has to back.
         """
-        self.say(f"{self.subject.name}: running it to see how long it takes")
-        setting = Setting(name="base pages", policy=self.base, thp_disable=THP_OFF)
+        if own is None:
+            self.say(f"{self.subject.name}: running it to see how long it takes")
+        env = own.env if own else {}
+        setting = Setting(name="base pages", policy=self.base, thp_disable=THP_OFF, env=env)
         found: list[Run] = []
         for k in range(number + 1):
             runs_.prepare(self.job)

@@ -202,23 +202,30 @@ def prepare(job: Job) -> None:
         raise FirsttouchError(f"{words!r} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
 
 
-def warm(nr_bytes: float) -> bool:
+def warm(nr_bytes: float, advised: bool = False) -> bool:
     """Touch as much memory, twice; whether the second time still met pages that the host had to back.
 
-    The kernel is in the program's setting already, so this takes blocks of the sizes that the program will take.
+    The kernel is in the program's setting already, so this takes blocks of the sizes that the program will take; where
+    it gets larger ones for memory that it asks them for (`advised`), those too.
     """
-    page_bytes = BASE_PAGE_BYTES
-    chunk_bytes = PMD_PAGES * page_bytes
+    chunk_bytes = PMD_PAGES * BASE_PAGE_BYTES
     nr_bytes = min(int(nr_bytes * WARM_MARGIN), available_bytes() // 2) // chunk_bytes * chunk_bytes
     if nr_bytes <= 0:
         return False
+    cold = _is_cold(nr_bytes, chunk_bytes, True) if advised else False
+    return _is_cold(nr_bytes, chunk_bytes, False) or cold
+
+
+def _is_cold(nr_bytes: int, chunk_bytes: int, advised: bool) -> bool:
     wall_ns = np.zeros(1, np.int64)
     for _ in range(2):
         spent_ns = np.zeros(nr_bytes // chunk_bytes, np.int64)  # CPU time: another program's turn is none of ours
         with Region(nr_bytes) as region:
+            if advised:
+                region.advise(touch.MADV_HUGEPAGE)
             for chunk in range(len(spent_ns)):
                 before = time.thread_time_ns()
-                touch.time_touch(region.address + chunk * chunk_bytes, PMD_PAGES, page_bytes, True, wall_ns)
+                touch.time_touch(region.address + chunk * chunk_bytes, PMD_PAGES, BASE_PAGE_BYTES, True, wall_ns)
                 spent_ns[chunk] = time.thread_time_ns() - before
     usual_ns = float(np.percentile(spent_ns, 25))
     return bool(np.mean(spent_ns > COLD_FACTOR * usual_ns) > COLD_CHUNKS_RATIO)
