@@ -376,6 +376,7 @@ def test_a_minute_of_threads_and_the_scrubber_together(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1000)
 def test_numpys_own_tests_pass_on_the_pool(run):
     pytest.importorskip("hypothesis")
     out = run(
@@ -392,6 +393,6 @@ def test_numpys_own_tests_pass_on_the_pool(run):
         assert stats.nr_mallocs > 100, stats
         sys.exit(int(status))
         """),
-        timeout=290,
+        timeout=900,
     )
     assert " passed" in out

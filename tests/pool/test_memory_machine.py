@@ -58,6 +58,14 @@ class MemoryMachine(RuleBasedStateMachine):
         assert not view(address, nr_items * item_bytes).any()
         self.fill(address, nr_items * item_bytes)
 
+    @rule(nr_bytes=st.sampled_from([2**63 - 1, 2**63 - PAGE, 2**62, -1, -PAGE, -(2**63)]), data=st.data())
+    def ask_for_what_nobody_has(self, nr_bytes, data):
+        """Sizes beyond 2**63 look negative here."""
+        assert self.bare.malloc(nr_bytes) == 0
+        assert self.bare.calloc(nr_bytes, 1) == self.bare.calloc(2**31, 2**31) == 0
+        if self.live:
+            assert self.bare.realloc(self.pick(data), nr_bytes) == 0
+
     @precondition(lambda self: self.live)
     @rule(data=st.data(), nr_bytes=sizes)
     def realloc(self, data, nr_bytes):

@@ -218,6 +218,9 @@ def _zero_joined(a: Arena, pfn: int, nr_bytes: int) -> int:
 @state_kernel
 def allocate(a: Arena, nr_bytes: int, zeros: bool) -> int:
     """The address of a block, or 0 when there is no room or no lock to be had."""
+    if nr_bytes > a.word[END] - a.word[BASE]:  # so large perhaps that rounding it up would overflow
+        add_shared(word_address(a, NR_FALLBACKS), 1)
+        return 0
     nr = (nr_bytes + PAGE_BYTES - 1) >> PAGE_SHIFT
     nr_zones = a.counts.shape[0]
     home = (thread_self() >> 12) % nr_zones if nr_zones > 1 else 0
@@ -295,7 +298,7 @@ def resize(a: Arena, ctx: int, address: int, nr_bytes: int) -> int:
     """Another size for a block of the arena: the same place if it is to shrink, else another, or 0."""
     pfn = (address - a.word[BASE]) >> PAGE_SHIFT
     have = int(a.nr_pages[pfn])
-    nr = (nr_bytes + PAGE_BYTES - 1) >> PAGE_SHIFT
+    nr = (nr_bytes - 1 >> PAGE_SHIFT) + 1
     if nr <= have and nr_bytes >= a.word[THRESHOLD]:
         zone = zone_of(a.faulted, pfn)
         if nr < have and lock(a, zone, 0):  # without the lock it stays as long as it is
