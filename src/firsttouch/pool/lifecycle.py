@@ -379,7 +379,7 @@ def _install(limit: int | str | None, context: bool, report: bool, options: Opti
         say("compiling for this machine, once")
     made = Pool(api, limit_bytes, options)
     _hook_forks()
-    atexit.register(_at_exit, made, report)
+    atexit.register(_at_exit, made, os.getpid() if report else 0)
     made.install(processwide=not context)
     if not context:
         _processwide.append(made)
@@ -402,9 +402,9 @@ def _allowed_bytes(limit: int | str | None) -> int:
     return granted
 
 
-def _at_exit(pool: Pool, report: bool) -> None:
+def _at_exit(pool: Pool, reporter: int) -> None:
     pool.stop()
-    if report:
+    if reporter == os.getpid():  # and not a forked child
         say(pool.stats().line(_machine()))
 
 
