@@ -20,7 +20,7 @@ def run() -> Run:
 
     def run_code(code: str, *arguments: str, status: int = 0, timeout: float = 120, **environment: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-X", "faulthandler", "-c", code, *arguments],
+            [sys.executable, "-X", "faulthandler", "-W", "ignore::DeprecationWarning", "-c", code, *arguments],
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -386,7 +386,6 @@ def test_numpys_own_tests_pass_on_the_pool(run):
         root = os.path.join(os.path.dirname(np.__file__), "_core", "tests")
         names = ("multiarray", "ufunc", "numeric", "indexing", "shape_base", "dtype", "nditer", "umath", "memmap",
                  "mem_overlap", "einsum", "records")
-        # test_policy compiles a C extension; get_handler_name asks for the name of the handler it knows
         status = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", "--timeout=0",
                               *[os.path.join(root, f"test_{name}.py") for name in names]])
         stats = pool.stats()
@@ -395,4 +394,4 @@ def test_numpys_own_tests_pass_on_the_pool(run):
         """),
         timeout=900,
     )
-    assert " passed" in out
+    assert "[100%]" in out
