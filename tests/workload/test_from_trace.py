@@ -425,6 +425,23 @@ def test_what_is_between_two_events_is_thinking_and_sleep_is_not(make):
     assert events(w, YIELD) != []
 
 
+def test_a_call_given_to_a_sleeping_thread_does_not_end_its_sleep(make):
+    """The trace does not say which thread of a process maps memory; the last one that touched is taken, even asleep."""
+    r = Rows()
+    r.task(0, "comm")
+    r.task(10, "fork", pid=10, tid=11, parent=10)
+    r.map(20, A, 4)
+    r.touch(100, A, W, tid=11)
+    r.task(200, "sleep", tid=11)
+    r.map(300, B, 4)  # by the first thread, in truth
+    r.task(10_200, "run", tid=11)
+    r.task(10_300, "exit", tid=11)
+    r.task(20_000, "exit")
+    assert thinks(make(r), 1) == [
+        ("MAP", 10), ("TOUCH", 80), ("SLEEP", 100), ("MAP", 0), ("EXIT", 100),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("level", ["full", "basic"])
 def test_a_parent_that_sleeps_until_its_child_ends_waits_for_that(make, level):
     r = Rows()

@@ -488,7 +488,7 @@ def _build(
         think_ns=np.zeros(len(order), np.int64),
     )
     t_ns, thread = t_ns[order], thread[order]
-    until = t_ns + np.concatenate([nothing, pause_ns])[order]
+    until = _latest_of_thread(thread, t_ns + np.concatenate([nothing, pause_ns])[order])
     begin = np.searchsorted(thread, np.arange(len(walk.threads)))
     before = np.concatenate([[0], until[:-1]])
     before[begin] = [row["start_ns"] for row in walk.threads]
@@ -564,6 +564,15 @@ def _part_strays(walk: _Walk) -> None:
         calls.thread[i] = stray(calls.thread[i], call_mm[i], calls.t_ns[i])
     if strays:
         walk.inferred["strays"] += len(strays)
+
+
+def _latest_of_thread(thread: NDArray[Any], t_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[event] the latest of the times so far of the same thread; threads are together and ascend.
+
+    A call whose thread is not known may be given to one that sleeps just then; its sleep does not end there.
+    """
+    apart = int(t_ns.max(initial=0)) + 1
+    return np.maximum.accumulate(t_ns + thread.astype(np.int64) * apart) - thread.astype(np.int64) * apart
 
 
 def _group(values: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
