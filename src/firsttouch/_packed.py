@@ -40,7 +40,7 @@ if JIT:
     _WORD = ir.IntType(64)
 
     class PackedType(types.Type):  # type: ignore[misc]
-        """The layout of one NamedTuple: for each field its Numba type and its first word, from the tuple's own start."""
+        """The layout of one NamedTuple: for each field its Numba type and its first word, counted from the start."""
 
         def __init__(self, name: str, fields: tuple[tuple[str, Any, int], ...]) -> None:
             self.fields = {field: (kind, at) for field, kind, at in fields}

@@ -19,9 +19,7 @@ def policies(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the policies: bases, and the diffs that are written after a base, as in linux-6.18+thp."""
-    import msgspec
-
-    from firsttouch import policy
+    from firsttouch import _toml, policy
     from firsttouch.whatif.evaluate import full_name
 
     if show is not None:
@@ -29,7 +27,7 @@ def policies(
         if as_json:
             terminal.print_json(found)
         else:
-            typer.echo(msgspec.toml.encode(found).decode(), nl=False)
+            typer.echo(_toml.encode(found).decode(), nl=False)
         return
     presets = policy.presets()
     if as_json:

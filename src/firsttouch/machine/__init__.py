@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from firsttouch import _toml
 from firsttouch.errors import FirsttouchError
 
 MACHINE_SCHEMA = 1
@@ -129,7 +130,7 @@ def decode(toml: bytes, where: str) -> Machine:
 
 def encode(machine: Machine) -> bytes:
     """TOML text of a machine."""
-    return msgspec.toml.encode(_without_none(msgspec.to_builtins(machine)))
+    return _toml.encode(machine)
 
 
 def check(machine: Machine, where: str) -> None:
@@ -165,9 +166,3 @@ def check(machine: Machine, where: str) -> None:
                 raise bad(f"zero.{method}", cost, "a cost is a finite number of nanoseconds above 0")
     if "temporal" not in machine.zero:
         raise bad("zero", list(machine.zero), "the method `temporal` is needed")
-
-
-def _without_none(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
-    return value
