@@ -536,7 +536,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
             wakeups=int(w.scrub.nr_wakeups.sum()),
             sched_latency_ns=int(w.sched.counts[LATENCY_NS]),
             bus_bytes=scrubbed_bytes,
-            lines_displaced=0 if policy.zero.scrub_method == "nontemporal" else scrubbed_bytes // 64,
+            lines_displaced=0 if policy.zero.scrub_method == "nontemporal" else scrubbed_bytes // w.rules.line_bytes,
         ),
         out_of_memory=bool(total[OUT_OF_MEMORY]),
         supply=[(int(t), int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],

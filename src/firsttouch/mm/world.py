@@ -68,6 +68,7 @@ class Rules(NamedTuple):
     cold_in_fault: bool  # the fault zeroes past the caches
     quantum_ns: int
     page_bytes: int
+    line_bytes: int
 
 
 class Progress(NamedTuple):
@@ -209,6 +210,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             cold_in_fault=zero.method == "nontemporal",
             quantum_ns=policy.sched.quantum_ns,
             page_bytes=machine.page_bytes,
+            line_bytes=machine.line_bytes,
         ),
         total=np.zeros(NR_TOTALS, np.int64),
         served=np.zeros(len(SERVICES), np.int64),
