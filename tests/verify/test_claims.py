@@ -39,6 +39,12 @@ def test_each_observable_has_its_own_tolerance() -> None:
     assert verdict("wall_ns", 1.031e6, 1e6, 1e6, 1e6)[0] == "fail"
 
 
+def test_two_faults_are_no_difference_in_the_shortest_program() -> None:
+    assert verdict("faults", 88, 86, 86, 86)[0] == verdict("faults", 84, 86, 86, 86)[0] == "pass"
+    assert verdict("faults", 89, 86, 86, 86)[0] == "fail"
+    assert verdict("wall_ns", 88, 86, 86, 86)[0] == "pass" and verdict("wall_ns", 89, 86, 86, 86)[0] == "fail"
+
+
 def test_an_error_may_be_a_share_of_something_else() -> None:
     claim = judge("p", "k", "untouched_bytes", Predicted(30, 30, 30), Interval(10, 10, 10, 3), scale=1000.0)
     assert (claim.error_ratio, claim.verdict) == (0.02, "pass")
