@@ -34,7 +34,7 @@ NOW = outcome("linux-6.18", 1000)
         ),
         (
             outcome("A", 900, peak_bytes=900 * MIB),
-            "Use A: it saves 100 ms, 10.0% of wall, for 100 MiB (10.0%) less memory at the peak.",
+            "Use A: it saves 100 ms, 10.0% of wall, with 100 MiB (10.0%) less memory at the peak.",
         ),
         (outcome("A", 995), "Nothing worth changing: the best you can have now, A, saves 0.5% of wall."),
         (outcome("A", 1001), "Nothing worth changing: no policy you can have now is faster."),

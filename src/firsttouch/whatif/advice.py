@@ -92,8 +92,8 @@ def _memory(outcome: Outcome, now: Outcome) -> str:
     if abs(added_bytes) < 0.005 * now.peak_bytes:
         return "for no more memory"
     ratio = abs(added_bytes) / now.peak_bytes if now.peak_bytes else 1.0
-    sign = "more" if added_bytes > 0 else "less"
-    return f"for {format_bytes(abs(added_bytes))} ({ratio:.1%}) {sign} memory at the peak"
+    size = f"{format_bytes(abs(added_bytes))} ({ratio:.1%})"
+    return f"for {size} more memory at the peak" if added_bytes > 0 else f"with {size} less memory at the peak"
 
 
 def _cpu_ns(outcome: Outcome) -> int:
