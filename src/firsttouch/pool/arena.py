@@ -95,7 +95,8 @@ def make_arena(zone_pages: Sequence[int], nr_words: int = 0, base_address: int =
     zone_start = np.cumsum([0, *zone_pages], dtype=np.int64)
     nr_zones, nr_pages = len(zone_pages), int(zone_start[-1])
     max_order = min(MAX_ORDER, max(zone_pages).bit_length() - 1)
-    word = np.zeros(nr_words, np.int64)
+    word = np.zeros(nr_words + 8, np.int64)
+    word = word[-word.ctypes.data % 64 // 8 :][:nr_words]  # locks, and the settings read most, on lines of their own
     return Arena(
         faulted=_empty_buddy(zone_start, max_order),
         unfaulted=_empty_buddy(zone_start, max_order),
