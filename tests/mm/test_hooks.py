@@ -48,7 +48,7 @@ def faults(tmp_path, text, nr):
 
 
 def test_a_window_of_ones_own(tmp_path):
-    # 1 + 2 + 4 + 8 = 15 pages in 4 faults; 56 of the 64 pages after the first 8 ... (64 - 15) / 8 = 6.1: 7 more faults
+    # 1 + 2 + 4 + 8 = 15 pages in 4 faults; the other 49 by eights: 7 faults.
     assert faults(tmp_path, DOUBLING, 64) == 11
 
 

@@ -126,7 +126,7 @@ class World(NamedTuple):
 def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: int) -> World:
     """The state before the first event. `nr_slots`: regions that may be in use at one time.
 
-    With a scrubber all free memory begins zeroed: the machine was idle before the program began.
+    If a scrubber may run at time 0, all free memory begins zeroed: the machine was idle before the program began.
     """
     node_pages = machine.memory_bytes // machine.page_bytes // machine.nr_nodes
     zero = policy.zero
