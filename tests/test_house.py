@@ -1,13 +1,17 @@
 """The house: what a newcomer follows exists, and starting is light."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 import tomllib
 from importlib import import_module, resources
 from pathlib import Path
 
 import pytest
+
+from firsttouch import _jit
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLED = ("pipeline", "compile", "sqlite")
@@ -127,3 +131,20 @@ def test_the_version_is_said_once() -> None:
     from firsttouch import __version__
 
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == __version__
+
+
+def test_rooms_left_out_of_the_digest_hold_no_kernels():
+    root = Path(_jit.__file__).parent
+    for room in _jit._NO_KERNELS:
+        for path in (root / room).rglob("*.py"):
+            text = path.read_text()
+            assert "import kernel" not in text and "state_kernel" not in text and "njit" not in text, path
+
+
+def test_only_old_caches_are_pruned(tmp_path):
+    for i in range(8):
+        (tmp_path / str(i)).mkdir()
+        day = 0 if i < 2 else -10 * 86400 + i  # the first two are used, the others are old
+        os.utime(tmp_path / str(i), (time.time() + day, time.time() + day))
+    _jit._prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "6", "7"]

@@ -1,8 +1,8 @@
 """The one decorator for compiled code, and the folder its machine code is cached in.
 
 Numba's `cache=True` looks at one file's time stamp only: it would run stale code after an edit of a callee, and it
-ignores bounds checks. So the cache folder is named by a digest of every source file of this package and of the
-switches: an edit anywhere means a new folder. Only kernels of firsttouch are cached there; a program's own Numba
+ignores bounds checks. So the cache folder is named by a digest of the sources that kernels can depend on and of the
+switches: an edit of any means a new folder. Only kernels of firsttouch are cached there; a program's own Numba
 settings are left alone.
 
 Switches (environment): FIRSTTOUCH_JIT=0 runs kernels as plain Python; FIRSTTOUCH_BOUNDSCHECK=1 checks every index.
@@ -12,8 +12,9 @@ import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,15 +22,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 JIT = os.environ.get("FIRSTTOUCH_JIT", "1") != "0"
 BOUNDSCHECK = os.environ.get("FIRSTTOUCH_BOUNDSCHECK", "0") == "1"
-_KEPT_CACHES = 4
+_KEPT_CACHES = 4  # and any used in the last day: several versions may be at work side by side
+_DAY_S = 86400
+_NO_KERNELS = ("cli", "report", "verify", "study")  # the upper rooms, which no kernel's room imports
 
 
 def _digest() -> str:
     root = Path(__file__).parent
     digest = hashlib.sha256(f"boundscheck={BOUNDSCHECK}".encode())
     for path in sorted(root.rglob("*.py")):
-        digest.update(str(path.relative_to(root)).encode())
-        digest.update(path.read_bytes())
+        place = path.relative_to(root)
+        if place.parts[0] not in _NO_KERNELS:
+            digest.update(str(place).encode())
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -50,9 +55,11 @@ def cache_dir() -> Path:
 
 
 def _prune(base: Path) -> None:
-    caches = sorted(base.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in caches[_KEPT_CACHES:]:
-        shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):  # another process prunes, too
+        caches = sorted((path.stat().st_mtime, path) for path in base.iterdir())
+        for used_s, old in caches[:-_KEPT_CACHES]:
+            if used_s < time.time() - _DAY_S:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def is_compiled(kernel: str = "") -> bool:
