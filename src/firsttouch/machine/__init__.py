@@ -69,6 +69,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table_walk: Cost = Cost(ns=30.0, source="typical: three levels, in cache")
     table_install: Cost = Cost(ns=30.0, source="typical: one entry, counters, a list")
     lock_waiter: Cost = Cost(ns=0.0, source="typical: queued spin locks, whose waiters do not disturb the holder")
+    # several nodes, and several CPUs at one memory
+    remote_page: Cost = Cost(ns=0.0, source="typical: one node")  # zeroing a base page of another node takes longer by
+    bus_page: Cost = Cost(ns=0.0, source="typical: no limit known")  # least time from page to page that a node zeroes
     host_cold_page: Cost | None = None  # extra, per base page that the hypervisor must back first
 
 

@@ -204,10 +204,12 @@ def take_block(b: Buddy, zone: int, pfn: int) -> int:
 @state_kernel
 def zone_of(b: Buddy, pfn: int) -> int:
     """The zone of a page."""
-    zone = 0
+    zone = min(pfn // b.zone_start[1], len(b.zone_start) - 2)  # right at once where zones are of one size
+    while pfn < b.zone_start[zone]:
+        zone -= 1
     while pfn >= b.zone_start[zone + 1]:
         zone += 1
-    return zone
+    return int(zone)
 
 
 def check(b: Buddy, in_flight: Iterable[tuple[int, int]] = ()) -> list[str]:

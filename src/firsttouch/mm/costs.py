@@ -42,6 +42,8 @@ class CostTable(NamedTuple):
     handoff: int
     waiter: int  # what each spinning CPU adds to a hand-off
     zone_page: int  # one page moved between lists under the zone lock
+    remote_page: int  # zeroing a base page of another node takes longer by this
+    bus_page: int  # least time from base page to base page that the CPUs of a node zero
     syscall: int
     record: int  # what recording added to each recorded fault
 
@@ -100,6 +102,8 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         handoff=round(cost.lock_handoff.ns),
         waiter=round(cost.lock_waiter.ns),
         zone_page=zone_page,
+        remote_page=round(cost.remote_page.ns),
+        bus_page=round(cost.bus_page.ns),
         syscall=round(cost.syscall.ns),
         record=round(record),
     )

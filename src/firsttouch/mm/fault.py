@@ -20,6 +20,7 @@ Follows Linux handle_mm_fault(), do_anonymous_page(), do_wp_page(), do_fault(); 
 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
+from firsttouch.mm.bus import occupy
 from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
 from firsttouch.mm.hooks import call
 from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
@@ -259,14 +260,12 @@ def free_pages(w: World, cpu: int) -> int:
 def lock_mm(w: World, cpu: int, mm: int) -> int:
     """The address space's shared line: a per-VMA lock or mmap_lock taken for reading, and the counters beside it.
 
-    Nobody waits for an unmap elsewhere under a per-VMA lock; under mmap_lock the line travels to take it and to let go.
+    Under mmap_lock the line travels twice, to take it and to let go, and an unmap elsewhere, which has it for writing,
+    holds it up.
     """
     lock = len(w.buddy.free_pages) + mm
-    if w.rules.per_vma:
-        return share(w.locks, MM, lock, cpu, w.cost.handoff)
-    held_ns = max(0, int(w.locks.free_at_ns[lock] - w.sched.clock_ns[cpu]))
-    w.locks.wait_ns[MM] += held_ns
-    return held_ns + share(w.locks, MM, lock, cpu, 2 * w.cost.handoff)
+    handoff = w.cost.handoff if w.rules.per_vma else 2 * w.cost.handoff
+    return share(w.locks, MM, lock, cpu, w.sched.clock_ns[cpu], handoff)
 
 
 @inlined
@@ -279,7 +278,7 @@ def lock_table(w: World, cpu: int, mm: int, slot: int, hold_ns: int) -> None:
         lock += len(w.mm_users) + slot
     now = w.sched.clock_ns[cpu]
     if w.rules.page_table == ATOMIC:
-        kept = hold_ns + share(w.locks, PAGE_TABLE, lock, cpu, w.cost.handoff)
+        kept = hold_ns + share(w.locks, PAGE_TABLE, lock, cpu, now, w.cost.handoff)
     else:
         kept = acquire(w.locks, PAGE_TABLE, lock, cpu, now, hold_ns, w.cost.handoff, w.cost.waiter)
     advance(w, cpu, kept - hold_ns)
@@ -353,14 +352,21 @@ def free_folio(w: World, cpu: int, head: int) -> None:
 
 
 @inlined
-def zero_block(w: World, cpu: int, k: int, z: int) -> None:
-    """Zero a block for a user who wants zeros, unless it came zeroed."""
+def zero_block(w: World, cpu: int, pfn: int, k: int, z: int) -> None:
+    """Zero a block for a user who wants zeros, unless it came zeroed: longer if it is far, or the bus is busy."""
     if z == ZEROED:
         w.total[HITS] += 1
         return
     w.total[MISSES] += 1
     w.total[ZEROED_BYTES] += w.rules.page_bytes << k
-    advance(w, cpu, int(w.cost.zero[k]))
+    ns = int(w.cost.zero[k])
+    nr_nodes = len(w.bus.free_at_ns)
+    node = cpu * nr_nodes // len(w.sched.clock_ns) if nr_nodes > 1 else 0
+    if nr_nodes > 1 and zone_of(w.buddy, pfn) != node:
+        ns += w.cost.remote_page << k
+    if w.cost.bus_page > 0:
+        ns = occupy(w.bus, node, w.sched.clock_ns[cpu], ns, w.cost.bus_page << k)
+    advance(w, cpu, ns)
 
 
 @inlined
@@ -397,7 +403,7 @@ def fill(w: World, cpu: int, t: int) -> None:
         advance(w, cpu, w.cost.copy_page)
         w.total[COPIED_BYTES] += w.rules.page_bytes
     else:
-        zero_block(w, cpu, k, int(pr.zeroed[t]))
+        zero_block(w, cpu, int(pr.pfn[t]), k, int(pr.zeroed[t]))
     pr.stage[t] = INSTALL if pr.window[t] == 1 else AHEAD
 
 
@@ -419,7 +425,7 @@ def map_next(w: World, cpu: int, t: int, mm: int) -> None:
         pr.window[t] = pr.mapped[t]  # it is only ahead of time: the fault itself has its page
         return
     advance(w, cpu, w.cost.alloc + w.cost.map_page)
-    zero_block(w, cpu, 0, z)
+    zero_block(w, cpu, pfn, 0, z)
     map_block(pm, mm, slot, entry, pfn, 0, ANON_RW | coldness(w, z))
 
 

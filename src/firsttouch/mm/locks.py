@@ -2,14 +2,19 @@
 
 A lock is a row. A hold is charged when it is taken: its length is known then, because nothing inside it waits. CPUs
 ask in the order of their clocks (the step rule of `simulate`), so first come is first served. A lock that another CPU
-held last costs a hand-off: its cache line has to travel. Each CPU that spins on the line makes that slower, by
-`waiter_ns`; how many spin is what the wait holds of holds and hand-offs.
+held last costs a hand-off: its cache line has to travel. Each CPU that spins on the line makes every hand-off slower,
+by `waiter_ns`. How many spin follows from the wait: with q of them, each of the q turns ahead takes hold, hand-off and
+q * `waiter_ns`, so the wait is q * (hold + handoff) + q**2 * `waiter_ns`.
+
+A line that is written to without a lock (`share`) has no holds, yet it travels to one CPU after another: it is a lock
+that is held for no time.
 
 Invariants:
   L1  `free_at_ns` never decreases
   L2  on one CPU no lock is ever waited for
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -51,17 +56,24 @@ def acquire(
 ) -> int:
     """Take `lock` for `hold_ns`; return how long the CPU is kept: wait, hand-off and hold."""
     wait = max(0, locks.free_at_ns[lock] - now_ns)
-    if wait:
-        wait += waiter_ns * (1 + wait // max(1, hold_ns + handoff_ns))
+    if wait and waiter_ns:
+        wait += waiter_ns * spinning(wait, hold_ns + handoff_ns, waiter_ns)
     wait += travel(locks, lock, cpu, handoff_ns)
     locks.free_at_ns[lock] = now_ns + wait + hold_ns
     return count(locks, kind, wait, hold_ns)
 
 
 @inlined
-def share(locks: Locks, kind: int, lock: int, cpu: int, handoff_ns: int) -> int:
-    """Write to a line that others write to as well, without shutting them out; return how long the CPU is kept."""
-    return count(locks, kind, travel(locks, lock, cpu, handoff_ns), 0)
+def spinning(wait_ns: int, turn_ns: int, waiter_ns: int) -> int:
+    """How many CPUs spin, this one included, if the wait is `wait_ns` and a turn takes `turn_ns` when nobody does."""
+    ahead = (math.sqrt(turn_ns * turn_ns + 4.0 * waiter_ns * wait_ns) - turn_ns) / (2.0 * waiter_ns)
+    return 1 + int(ahead)
+
+
+@inlined
+def share(locks: Locks, kind: int, lock: int, cpu: int, now_ns: int, handoff_ns: int) -> int:
+    """Write to a line that others write to as well, without a lock; return how long the CPU is kept."""
+    return acquire(locks, kind, lock, cpu, now_ns, 0, handoff_ns, 0)
 
 
 @inlined

@@ -408,7 +408,7 @@ def populate_step(w: World, cpu: int, t: int, e: int, op: int) -> bool:
         w.total[OUT_OF_MEMORY] = 1
         return True
     advance(w, cpu, w.cost.populate_page if k == 0 else w.cost.alloc_large[k])
-    zero_block(w, cpu, k, z)
+    zero_block(w, cpu, pfn, k, z)
     head = page & ~((1 << k) - 1)
     map_block(pm, mm, slot, entry_of(slot, head), pfn, k, ANON_RW | coldness(w, z))
     if op == POPULATE:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from firsttouch.machine import Machine
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, Buddy, make_buddy
+from firsttouch.mm.bus import Bus, make_bus
 from firsttouch.mm.costs import MAX_ORDER, CostTable, cost_table
 from firsttouch.mm.faultahead import Prefault, make_prefault
 from firsttouch.mm.hooks import Hooks, load_hooks
@@ -97,6 +98,7 @@ class World(NamedTuple):
     percpu: Percpu
     pmap: Pmap
     locks: Locks
+    bus: Bus
     sched: Sched
     scrub: Scrub
     events: Events
@@ -163,6 +165,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         ),
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
         locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots),
+        bus=make_bus(machine.nr_nodes),
         sched=make_sched(nr_threads, machine.nr_cpus, threads.first),
         scrub=make_scrub(machine.nr_nodes),
         events=workload.events,
