@@ -9,13 +9,15 @@ Invariants:
   D1  a node has at most one block in flight, and it is on no list
   D2  a CPU scrubs for at most one node; `scrubs_for` names it while the CPU is SCRUBBING, or its block in flight
   D3  scrub CPU time is charged to background time, never to a thread
+  D4  a daemon that was preempted (sched.AT_ONCE) owes the rest of its block, which stays in flight until an idle CPU
+      has done it
 """
 
 from firsttouch._jit import state_kernel
 from firsttouch.mm.buddy import NO_PFN
 from firsttouch.mm.hotcold import give_just_zeroed, take_just_freed
 from firsttouch.mm.load import advance_load
-from firsttouch.mm.sched import IDLE, NEVER_NS, NOBODY, NR_READY, SCRUBBING
+from firsttouch.mm.sched import IDLE, NEVER_NS, NOBODY, NR_IN_IO, NR_READY, SCRUBBING, give_way, occupy, stop_daemon
 from firsttouch.mm.scrub import done, is_ready, next_block, next_opening_ns, write_start
 from firsttouch.mm.world import HOT_ZEROED_BYTES, SCRUB_NS, World
 
@@ -27,7 +29,7 @@ def scrub_in_idle_time(w: World, now_ns: int) -> None:
     """Bring daemons up to `now_ns`: load average, window, landings, and idle CPUs for those that would run."""
     s = w.sched
     if w.load.next_ns[0] <= now_ns:
-        nr_active = int(s.counts[NR_READY])
+        nr_active = int(s.counts[NR_READY] + s.counts[NR_IN_IO])
         for cpu in range(len(s.activity)):
             nr_active += s.activity[cpu] != IDLE
         advance_load(w.load, now_ns, nr_active)
@@ -37,7 +39,7 @@ def scrub_in_idle_time(w: World, now_ns: int) -> None:
     for node in range(len(w.landing_ns)):
         if w.landing_ns[node] <= now_ns:
             land_block(w, node)
-        if is_ready(w.scrub, node, now_ns):
+        if w.owed_ns[node] > 0 or is_ready(w.scrub, node, now_ns):
             give_cpu(w, node, now_ns)
     if w.scrub_rules.just_freed:
         for cpu in range(len(s.activity)):
@@ -54,8 +56,9 @@ def give_cpu(w: World, node: int, now_ns: int) -> None:
     for i in range(nr_cpus):
         cpu = (first + i) % nr_cpus
         if s.activity[cpu] == IDLE:
-            s.activity[cpu] = SCRUBBING
-            s.clock_ns[cpu] = max(s.clock_ns[cpu], now_ns)
+            occupy(s, cpu, SCRUBBING, now_ns, w.rules.quantum_ns)
+            s.clock_ns[cpu] += w.owed_ns[node]
+            w.owed_ns[node] = 0
             w.scrubs_for[cpu] = node
             w.scrub.busy[node] = 1
             return
@@ -68,8 +71,8 @@ def zero_just_freed(w: World, cpu: int, now_ns: int) -> None:
         pfn = take_just_freed(w.percpu, w.buddy, cpu, zone)
         if pfn != NO_PFN:
             w.just_freed[cpu, PFN], w.just_freed[cpu, ZONE] = pfn, zone
-            w.sched.activity[cpu] = SCRUBBING
-            w.sched.clock_ns[cpu] = max(w.sched.clock_ns[cpu], now_ns) + w.cost.zero_hot_page
+            occupy(w.sched, cpu, SCRUBBING, now_ns, w.rules.quantum_ns)
+            w.sched.clock_ns[cpu] += w.cost.zero_hot_page
             w.total[SCRUB_NS] += w.cost.zero_hot_page
             return
 
@@ -83,6 +86,11 @@ def land(w: World, cpu: int) -> None:
         w.total[HOT_ZEROED_BYTES] += w.rules.page_bytes
     node = int(w.scrubs_for[cpu])
     if node == NOBODY:
+        return
+    w.owed_ns[node] = w.sched.owed_ns[cpu]
+    w.sched.owed_ns[cpu] = 0
+    if w.owed_ns[node] > 0:
+        w.scrubs_for[cpu] = NOBODY
         return
     if w.flying[node, PFN] == NO_PFN:
         w.scrub.busy[node] = 0  # it had the CPU, and no block yet
@@ -107,17 +115,20 @@ def scrub_step(w: World, cpu: int) -> None:
     node = int(w.scrubs_for[cpu])
     land(w, cpu)
     if node == NOBODY or w.landing_ns[node] != NEVER_NS or w.scrub.awake[node] == 0:
-        s.activity[cpu] = IDLE
+        stop_daemon(s, cpu, w.rules.quantum_ns)
+        return
+    if give_way(s, cpu, w.rules.quantum_ns):
         return
     now_ns = int(s.clock_ns[cpu])
     pfn, k, zone = next_block(w.scrub, w.scrub_rules, w.buddy, node, int(w.load.avenrun[0]), now_ns)
     if pfn == NO_PFN:
-        s.activity[cpu] = IDLE
+        stop_daemon(s, cpu, w.rules.quantum_ns)
         return
     w.scrubs_for[cpu] = node
     w.flying[node, PFN], w.flying[node, ORDER], w.flying[node, ZONE] = pfn, k, zone
     if w.cost.scrub_elapsed[k] > w.cost.scrub[k]:
         w.landing_ns[node] = now_ns + w.cost.scrub_elapsed[k]
+    s.begun_ns[cpu] = now_ns
     s.clock_ns[cpu] += w.cost.scrub[k]
     w.total[SCRUB_NS] += w.cost.scrub[k]
 

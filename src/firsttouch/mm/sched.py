@@ -1,15 +1,22 @@
 """CPUs and threads: who runs where, who waits for a CPU, for time, or for another thread.
 
 A thread is READY in one first-in first-out queue, RUNNING on a CPU, SLEEPING until a time, JOINING another thread,
-WAITING to be woken by one, or DONE. A CPU runs a thread, scrubs free memory, or is idle. A thread that becomes ready
-takes an idle CPU, its last one if it can; else one that scrubs, as soon as that one's block is done; else it queues.
-With others queued a thread keeps the CPU for one quantum.
+WAITING to be woken by one, or DONE. A CPU runs a thread, a daemon of the idle class (SCRUBBING), or is idle. A thread
+that becomes ready takes an idle CPU, its last one if it can; else one that a daemon has; else it queues. With others
+queued a thread keeps the CPU for one quantum.
+
+**Idle class.** Its daemons run only on CPUs that no thread wants. When one gives way to a thread is `idle_yield`:
+
+  AT_CHECK      when the block or page under way is done: the daemon looks for others then
+  AT_ONCE       preempted; the rest of its block is owed (`owed_ns`) until a CPU is idle again
+  AT_SLICE_END  never by itself: threads queue, and it keeps its CPU to the end of its slice, as they do
 
 Invariants:
   S1  a thread is in exactly one state; RUNNING threads and CPUs that run one correspond one to one
   S2  no CPU is idle while the queue holds a thread
+  S3  a CPU's clock is what it was idle (`idle_ns`) and what was charged to it
 
-First form of the scheduler; what it leaves out: docs/deviations.md, "sched".
+What it leaves out: docs/deviations.md, "sched".
 """
 
 from typing import NamedTuple
@@ -24,8 +31,12 @@ NOBODY = np.iinfo(np.int32).min
 IDLE, BUSY, SCRUBBING = range(3)
 NEVER_NS = np.iinfo(np.int64).max
 
-# counts[]
-NR_READY, READY_HEAD, NR_TIMERS, LATENCY_NS = range(4)
+AT_CHECK, AT_ONCE, AT_SLICE_END = range(3)  # when an idle-class daemon gives way
+IDLE_YIELDS = ("check", "at-once", "slice-end")
+
+# counts[]: threads queued and the first one's place, sleepers, what threads waited for daemons and in the queue,
+# sleepers that wait for I/O
+NR_READY, READY_HEAD, NR_TIMERS, LATENCY_NS, QUEUED_NS, NR_IN_IO = range(6)
 
 
 class Sched(NamedTuple):
@@ -38,16 +49,22 @@ class Sched(NamedTuple):
     next_joiner: NDArray[np.int32]  # [thread] the next who waits for the same
     wakes: NDArray[np.int32]  # [thread] WAKEs that came before their WAIT
     queue: NDArray[np.int32]  # [thread] ring of ready threads
+    ready_ns: NDArray[np.int64]  # [thread] when it was queued
+    in_io: NDArray[np.bool_]  # [thread] sleeps for I/O
     timer_ns: NDArray[np.int64]  # binary heap, counts[NR_TIMERS] long
     timer_thread: NDArray[np.int32]  # the same
     activity: NDArray[np.uint8]  # [cpu] IDLE, BUSY, SCRUBBING
     clock_ns: NDArray[np.int64]  # [cpu]
     thread: NDArray[np.int32]  # [cpu] or NOBODY
     slice_end_ns: NDArray[np.int64]  # [cpu]
+    idle_ns: NDArray[np.int64]  # [cpu] with neither thread nor daemon, up to its clock
+    begun_ns: NDArray[np.int64]  # [cpu] when its daemon began the block it is at
+    owed_ns: NDArray[np.int64]  # [cpu] of the daemon that a thread preempted here
     counts: NDArray[np.int64]
+    idle_yield: int  # AT_CHECK, AT_ONCE, AT_SLICE_END
 
 
-def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64]) -> Sched:
+def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64], idle_yield: int = AT_CHECK) -> Sched:
     """Idle CPUs, and threads that have not begun."""
     return Sched(
         state=np.zeros(nr_threads, np.uint8),
@@ -57,13 +74,19 @@ def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64]) ->
         next_joiner=np.full(nr_threads, NOBODY, np.int32),
         wakes=np.zeros(nr_threads, np.int32),
         queue=np.zeros(nr_threads, np.int32),
+        ready_ns=np.zeros(nr_threads, np.int64),
+        in_io=np.zeros(nr_threads, np.bool_),
         timer_ns=np.zeros(nr_threads, np.int64),
         timer_thread=np.zeros(nr_threads, np.int32),
         activity=np.zeros(nr_cpus, np.uint8),
         clock_ns=np.zeros(nr_cpus, np.int64),
         thread=np.full(nr_cpus, NOBODY, np.int32),
         slice_end_ns=np.zeros(nr_cpus, np.int64),
-        counts=np.zeros(4, np.int64),
+        idle_ns=np.zeros(nr_cpus, np.int64),
+        begun_ns=np.zeros(nr_cpus, np.int64),
+        owed_ns=np.zeros(nr_cpus, np.int64),
+        counts=np.zeros(6, np.int64),
+        idle_yield=idle_yield,
     )
 
 
@@ -77,27 +100,45 @@ def wake(s: Sched, thread: int, now_ns: int, quantum_ns: int) -> None:
     for cpu in range(len(s.activity)):
         if best == NOBODY and s.activity[cpu] == IDLE:
             best = cpu
-    if best == NOBODY:
+    if best == NOBODY and s.idle_yield != AT_SLICE_END:
         for cpu in range(len(s.activity)):
             if s.activity[cpu] == SCRUBBING and (best == NOBODY or s.clock_ns[cpu] < s.clock_ns[best]):
                 best = cpu
         if best != NOBODY:
+            if s.idle_yield == AT_ONCE:
+                s.owed_ns[best] = max(0, s.clock_ns[best] - max(now_ns, s.begun_ns[best]))
+                s.clock_ns[best] -= s.owed_ns[best]
             s.counts[LATENCY_NS] += max(0, s.clock_ns[best] - now_ns)
     if best == NOBODY:
-        s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
-        s.counts[NR_READY] += 1
-        s.state[thread] = READY
+        queue_up(s, thread, now_ns)
     else:
         run_on(s, best, thread, max(now_ns, s.clock_ns[best]), quantum_ns)
 
 
 @state_kernel
+def queue_up(s: Sched, thread: int, now_ns: int) -> None:
+    """A thread waits for a CPU, behind all others."""
+    s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
+    s.counts[NR_READY] += 1
+    s.state[thread] = READY
+    s.ready_ns[thread] = now_ns
+
+
+@state_kernel
+def occupy(s: Sched, cpu: int, activity: int, now_ns: int, quantum_ns: int) -> None:
+    """A CPU has something to do from `now_ns` on; until then it was idle."""
+    s.idle_ns[cpu] += max(0, now_ns - s.clock_ns[cpu])
+    s.activity[cpu] = activity
+    s.clock_ns[cpu] = max(s.clock_ns[cpu], now_ns)
+    s.begun_ns[cpu] = s.clock_ns[cpu]
+    s.slice_end_ns[cpu] = s.clock_ns[cpu] + quantum_ns
+
+
+@state_kernel
 def run_on(s: Sched, cpu: int, thread: int, now_ns: int, quantum_ns: int) -> None:
     """Let `cpu` run `thread` from `now_ns` on."""
-    s.activity[cpu] = BUSY
+    occupy(s, cpu, BUSY, now_ns, quantum_ns)
     s.thread[cpu] = thread
-    s.clock_ns[cpu] = now_ns
-    s.slice_end_ns[cpu] = now_ns + quantum_ns
     s.state[thread] = RUNNING
     s.last_cpu[thread] = cpu
 
@@ -111,17 +152,43 @@ def leave_cpu(s: Sched, cpu: int, quantum_ns: int) -> None:
         thread = int(s.queue[s.counts[READY_HEAD]])
         s.counts[READY_HEAD] = (s.counts[READY_HEAD] + 1) % len(s.queue)
         s.counts[NR_READY] -= 1
+        s.counts[QUEUED_NS] += max(0, s.clock_ns[cpu] - s.ready_ns[thread])
         run_on(s, cpu, thread, s.clock_ns[cpu], quantum_ns)
 
 
 @state_kernel
 def preempt(s: Sched, cpu: int, quantum_ns: int) -> None:
     """The quantum is over and others wait: to the end of the queue."""
-    thread = int(s.thread[cpu])
-    s.queue[(s.counts[READY_HEAD] + s.counts[NR_READY]) % len(s.queue)] = thread
-    s.counts[NR_READY] += 1
-    s.state[thread] = READY
+    queue_up(s, int(s.thread[cpu]), int(s.clock_ns[cpu]))
     leave_cpu(s, cpu, quantum_ns)
+
+
+@state_kernel
+def give_way(s: Sched, cpu: int, quantum_ns: int) -> bool:
+    """A daemon is between two blocks: whether it has left its CPU to a queued thread, its slice being over."""
+    if s.clock_ns[cpu] < s.slice_end_ns[cpu]:
+        return False
+    s.slice_end_ns[cpu] = s.clock_ns[cpu] + quantum_ns
+    if s.counts[NR_READY] == 0:
+        return False
+    stop_daemon(s, cpu, quantum_ns)
+    return True
+
+
+@state_kernel
+def stop_daemon(s: Sched, cpu: int, quantum_ns: int) -> None:
+    """The daemon on `cpu` stops running; a thread that was queued meanwhile was late because of it."""
+    if s.counts[NR_READY] > 0:
+        s.counts[LATENCY_NS] += max(0, s.clock_ns[cpu] - s.ready_ns[s.queue[s.counts[READY_HEAD]]])
+    leave_cpu(s, cpu, quantum_ns)
+
+
+@state_kernel
+def sleep_for_io(s: Sched, thread: int, at_ns: int) -> None:
+    """The thread sleeps until its I/O is done: it counts for the load meanwhile."""
+    s.in_io[thread] = True
+    s.counts[NR_IN_IO] += 1
+    add_timer(s, thread, at_ns)
 
 
 @state_kernel
@@ -158,6 +225,9 @@ def pop_timer(s: Sched) -> int:
         i = child
     s.timer_ns[i] = at_ns
     s.timer_thread[i] = last
+    if s.in_io[thread]:
+        s.in_io[thread] = False
+        s.counts[NR_IN_IO] -= 1
     return thread
 
 

@@ -9,7 +9,7 @@ anew under the policy, so it is taken off the gap: a thread's `credit_ns` is ker
 the model has charged by itself. What a gap cannot cover is carried to the next.
 
 **Idle time** belongs to the scrubber, where the policy has one: a CPU that nobody wants zeroes one block after another
-until there is nothing left to zero, and gives way at the end of a block.
+until there is nothing left to zero, and gives way as the idle class of `sched` does.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ from firsttouch.mm.sched import (
     leave_cpu,
     pop_timer,
     preempt,
+    sleep_for_io,
     stop_joining,
     wait,
     wake,
@@ -278,7 +279,10 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
         done(w, t, e)
     elif op == SLEEP:
         done(w, t, e)
-        add_timer(s, t, s.clock_ns[cpu] + w.events.page[e])
+        if w.events.arg[e]:
+            sleep_for_io(s, t, s.clock_ns[cpu] + w.events.page[e])
+        else:
+            add_timer(s, t, s.clock_ns[cpu] + w.events.page[e])
         leave_cpu(s, cpu, w.rules.quantum_ns)
         return False
     elif op == JOIN:

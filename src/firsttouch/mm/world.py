@@ -19,7 +19,7 @@ from firsttouch.mm.load import Load, make_load
 from firsttouch.mm.locks import Locks, make_locks
 from firsttouch.mm.percpu import Percpu, make_percpu
 from firsttouch.mm.pmap import Pmap, make_pmap
-from firsttouch.mm.sched import NEVER_NS, NOBODY, Sched, make_sched
+from firsttouch.mm.sched import IDLE_YIELDS, NEVER_NS, NOBODY, Sched, make_sched
 from firsttouch.mm.scrub import (
     BY_FRACTION,
     NO_LOAD_TEST,
@@ -114,6 +114,7 @@ class World(NamedTuple):
     flying: NDArray[np.int32]  # [node, (pfn, order, zone)] block that its daemon is zeroing, or NO_PFN
     landing_ns: NDArray[np.int64]  # [node] when an engine will have zeroed it, or NEVER_NS: a CPU zeroes it
     scrubs_for: NDArray[np.int32]  # [cpu] node whose daemon it runs, or NOBODY
+    owed_ns: NDArray[np.int64]  # [node] what its daemon, preempted, has still to do of its block
     just_freed: NDArray[np.int32]  # [cpu, (pfn, order, zone)] single page that the CPU is zeroing, or NO_PFN
     opening_ns: NDArray[np.int64]  # [1] when the daily window opens next
     cost: CostTable
@@ -166,7 +167,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
         locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots),
         bus=make_bus(machine.nr_nodes),
-        sched=make_sched(nr_threads, machine.nr_cpus, threads.first),
+        sched=make_sched(nr_threads, machine.nr_cpus, threads.first, IDLE_YIELDS.index(policy.sched.idle_yield)),
         scrub=make_scrub(machine.nr_nodes),
         events=workload.events,
         threads=threads,
@@ -196,6 +197,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         flying=np.full((nodes, 3), NO_PFN, np.int32),
         landing_ns=np.full(nodes, NEVER_NS, np.int64),
         scrubs_for=np.full(machine.nr_cpus, NOBODY, np.int32),
+        owed_ns=np.zeros(nodes, np.int64),
         just_freed=np.full((machine.nr_cpus, 3), NO_PFN, np.int32),
         opening_ns=np.array([next_opening_ns(rules, 0)], np.int64),
         cost=cost_table(machine, policy, workload.lines_touched, workload.recorded_level),

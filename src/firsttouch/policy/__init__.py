@@ -78,6 +78,9 @@ class Sched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """CPUs."""
 
     quantum_ns: int = 3_000_000  # a thread keeps the CPU this long when others wait
+    # when a daemon that zeroes in idle time leaves the CPU to a thread: between two blocks; in the middle of one; only
+    # at the end of its own time slice
+    idle_yield: Literal["check", "at-once", "slice-end"] = "check"
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -283,6 +286,8 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         raise bad("zero.scrub", "none", "there is no scrubber to steer with the other scrub_* fields")
     if zero.init_on_free and zero.scrub != "none":
         raise bad("zero.scrub", zero.scrub, "with init_on_free every free page is zero already")
+    if zero.zero_hot_pages and policy.sched.idle_yield == "at-once":
+        raise bad("sched.idle_yield", "at-once", "zeroing just-freed pages ends with the page that is under way")
     ahead = policy.fault_ahead
     if not 0 <= ahead.prefault_max_order <= PMD_ORDER or ahead.prefault_max_pages < 1 or ahead.prefault_min_run < 0:
         raise bad("fault_ahead.prefault_*", ahead, "orders are 0 to 9, pages at least 1, a run at least 0")

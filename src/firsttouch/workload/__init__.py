@@ -17,7 +17,7 @@ does; exec begins a new address space.
 | POPULATE | MADV_POPULATE_WRITE by the program itself | page, end, vma |
 | FORK | thread `arg` begins; its address space copies this one's if it is another | arg |
 | EXEC | this thread goes on in address space `arg`, which is empty | arg |
-| SLEEP | wait for `page` nanoseconds (I/O, a timer) | page |
+| SLEEP | wait for `page` nanoseconds: for I/O, which counts for the load, if `arg`; else a timer | page, arg |
 | YIELD | nothing: the recorded thread waited for a CPU here, which in the model the scheduler decides | |
 | JOIN | wait until thread `arg` has ended | arg |
 | WAIT | wait for a WAKE, unless one has come already | |

@@ -92,9 +92,9 @@ class Builder:
         """The thread goes on in the address space `mm`, which is empty."""
         self._add(thread, EXEC, arg=mm, think_ns=think_ns)
 
-    def sleep(self, thread: int, ns: int, think_ns: int = 0) -> None:
-        """Wait for so long, off the CPU."""
-        self._add(thread, SLEEP, page=ns, think_ns=think_ns)
+    def sleep(self, thread: int, ns: int, *, io: bool = False, think_ns: int = 0) -> None:
+        """Wait for so long, off the CPU; for I/O, or for a timer."""
+        self._add(thread, SLEEP, page=ns, arg=int(io), think_ns=think_ns)
 
     def join(self, thread: int, other: int) -> None:
         """Wait for the end of another thread."""
