@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from firsttouch import _jit
+from firsttouch import _code_folder, _jit
 
 ROOT = Path(__file__).resolve().parents[1]
 BUNDLED = ("pipeline", "compile", "sqlite")
@@ -146,5 +146,5 @@ def test_only_old_caches_are_pruned(tmp_path):
         (tmp_path / str(i)).mkdir()
         day = 0 if i < 2 else -10 * 86400 + i  # the first two are used, the others are old
         os.utime(tmp_path / str(i), (time.time() + day, time.time() + day))
-    _jit._prune(tmp_path)
+    _code_folder._prune(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "6", "7"]

@@ -1,65 +1,28 @@
 """The one decorator for compiled code, and the folder its machine code is cached in.
 
 Numba's `cache=True` looks at one file's time stamp only: it would run stale code after an edit of a callee, and it
-ignores bounds checks. So the cache folder is named by a digest of the sources that kernels can depend on and of the
-switches: an edit of any means a new folder. Only kernels of firsttouch are cached there; a program's own Numba
-settings are left alone.
-
-Switches (environment): FIRSTTOUCH_JIT=0 runs kernels as plain Python; FIRSTTOUCH_BOUNDSCHECK=1 checks every index.
+ignores bounds checks. So the cache folder is named by the sources that kernels can depend on and by the switches, which
+are in `_code_folder.py`. Only kernels of firsttouch are cached there; a program's own Numba settings are left alone.
 """
 
-import hashlib
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from firsttouch._code_folder import BOUNDSCHECK as BOUNDSCHECK
+from firsttouch._code_folder import JIT as JIT
+from firsttouch._code_folder import PACKAGE, code_folder
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-JIT = os.environ.get("FIRSTTOUCH_JIT", "1") != "0"
-BOUNDSCHECK = os.environ.get("FIRSTTOUCH_BOUNDSCHECK", "0") == "1"
-_KEPT_CACHES = 4  # and any used in the last day: several versions may be at work side by side
-_DAY_S = 86400
 _NO_KERNELS = ("cli", "report", "verify", "study")  # the upper rooms, which no kernel's room imports
 
 
-def _digest() -> str:
-    root = Path(__file__).parent
-    digest = hashlib.sha256(f"boundscheck={BOUNDSCHECK}".encode())
-    for path in sorted(root.rglob("*.py")):
-        place = path.relative_to(root)
-        if place.parts[0] not in _NO_KERNELS:
-            digest.update(str(place).encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
 def cache_dir() -> Path:
-    """The folder of this version's machine code; made if missing, in the temporary folder if home is read-only."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    for base in (home / "firsttouch" / "jit", Path(tempfile.gettempdir()) / f"firsttouch-jit-{os.getuid()}"):
-        folder = base / _digest()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            os.utime(folder)
-            _prune(base)
-            return folder
-    return Path(tempfile.mkdtemp(prefix="firsttouch-jit-"))
-
-
-def _prune(base: Path) -> None:
-    with suppress(OSError):  # another process prunes, too
-        caches = sorted((path.stat().st_mtime, path) for path in base.iterdir())
-        for used_s, old in caches[:-_KEPT_CACHES]:
-            if used_s < time.time() - _DAY_S:
-                shutil.rmtree(old, ignore_errors=True)
+    """The folder of this version's kernels."""
+    sources = PACKAGE.rglob("*.py")
+    return code_folder("jit", (path for path in sources if path.relative_to(PACKAGE).parts[0] not in _NO_KERNELS))
 
 
 def is_compiled(kernel: str = "") -> bool:

@@ -17,6 +17,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -37,6 +38,14 @@ class Region:
         """madvise all, or `nr_bytes` from offset `start`; False where the kernel refuses it, or memory is short."""
         nr_bytes = self.nr_bytes if nr_bytes is None else nr_bytes
         return bool(_libc.madvise(self.address + start, nr_bytes, advice) == 0)
+
+    def make_code(self) -> None:
+        """What is in it is machine code, to be run and no longer to be written. Raises FirsttouchError."""
+        if _libc.mprotect(self.address, self.nr_bytes, mmap.PROT_READ | mmap.PROT_EXEC):
+            raise FirsttouchError(
+                f"cannot make {self.nr_bytes} bytes executable: {os.strerror(ctypes.get_errno())}",
+                "the system forbids machine code made at run time",
+            )
 
     def unmap(self, nr_bytes: int | None = None) -> None:
         """Unmap the first `nr_bytes`, or all that is left."""

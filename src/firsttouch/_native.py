@@ -36,6 +36,19 @@ def word(function: Any) -> Any:
     return intrinsic(function)
 
 
+class Entry:
+    """A function for C code to call: what it does, and its signature. `pool/build.py` compiles it."""
+
+    def __init__(self, function: Any, signature: Any) -> None:
+        self.function, self.signature = function, signature
+        self.__doc__ = function.__doc__
+
+
+def entry(signature: Any) -> Any:
+    """Make the decorated function an `Entry` of a signature."""
+    return lambda function: Entry(function, signature)
+
+
 def c_function(name: str, result: Any, *arguments: Any) -> Any:
     """The C function `name` of this process, to be called from a kernel."""
     return types.ExternalFunction(name, result(*arguments))

@@ -2,11 +2,9 @@
 
 Numba passes a tuple of arrays as seven words an array: with a hundred arrays a call costs more than what it calls, and
 compiling it takes most of a minute. `packed(state)` describes a NamedTuple of arrays, numbers and further such tuples
-in one block of memory; inside a kernel `state.part.array[i]` reads as before, and passing `state` or `state.part` costs
-one word. The arrays themselves stay where they are, so what a kernel writes is seen in the tuple. With the JIT off
-`packed(state)` is `state`.
-
-Fields may be C-contiguous arrays, integers and booleans (read-only in kernels), and NamedTuples of these.
+in one block of memory, laid out by `_layout.py`; inside a kernel `state.part.array[i]` reads as before, and passing
+`state` or `state.part` costs one word. The arrays themselves stay where they are, so what a kernel writes is seen in
+the tuple. With the JIT off `packed(state)` is `state`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from firsttouch._jit import JIT
+from firsttouch._layout import Field, lay_out
 
 
 class _Packed:
@@ -93,32 +92,23 @@ if JIT:
     def _typeof(packed: _Packed, _context: Any) -> Any:
         return packed.numba_type
 
-    def _layout(state: Any, words: list[int]) -> PackedType:
-        """Append the words of a tuple to the block; return its type."""
-        fields = []
-        for name, value in zip(state._fields, state, strict=True):
-            at = len(words)
+    def _type_of(name: str, fields: tuple[Field, ...]) -> PackedType:
+        kinds: list[tuple[str, Any, int]] = []
+        for field in fields:
             kind: Any
-            if isinstance(value, np.ndarray):
-                if not value.flags.c_contiguous:
-                    raise ValueError(f"{name} of {type(state).__name__} is not C-contiguous")
-                kind = types.Array(from_dtype(value.dtype), value.ndim, "C")
-                words += [value.ctypes.data, *value.shape]
-            elif hasattr(value, "_fields"):
-                part: list[int] = []
-                kind = _layout(value, part)
-                words += part
+            if field.part:
+                kind = _type_of(field.kind, field.part)
+            elif field.kind in ("int", "bool"):
+                kind = types.int64 if field.kind == "int" else types.boolean
             else:
-                kind = types.boolean if isinstance(value, bool | np.bool_) else types.int64
-                words.append(int(value))
-            fields.append((name, kind, at))
-        return PackedType(type(state).__name__, tuple(fields))
+                kind = types.Array(from_dtype(np.dtype(field.kind)), field.ndim, "C")
+            kinds.append((field.name, kind, field.at))
+        return PackedType(name, tuple(kinds))
 
     def packed(state: Any) -> Any:
         """`state` as one pointer, for the time that the result is kept."""
-        words: list[int] = []
-        kind = _layout(state, words)
-        return _Packed(state, kind, np.array(words, np.int64))
+        fields, block = lay_out(state)
+        return _Packed(state, _type_of(type(state).__name__, fields), block)
 
 else:
 

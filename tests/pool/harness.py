@@ -7,14 +7,15 @@ import numpy as np
 
 from firsttouch._jit import kernel
 from firsttouch._native import clock_ns
+from firsttouch._packed import packed
 from firsttouch.mm.buddy import NO_PFN, ZEROED
-from firsttouch.pool import handler as h
 from firsttouch.pool import scrubber
-from firsttouch.pool.arena import PAGE_SHIFT, check
+from firsttouch.pool import state as h
+from firsttouch.pool.arena import check
 from firsttouch.pool.lifecycle import Options, Pool
 from firsttouch.pool.numpy_api import NumpyApi
 
-PAGE = 1 << PAGE_SHIFT
+PAGE = h.PAGE_BYTES
 WORD = ctypes.PYFUNCTYPE(c_int64, c_int64, c_int64)
 WORDS = ctypes.PYFUNCTYPE(c_int64, c_int64, c_int64, c_int64)
 NOTHING = ctypes.PYFUNCTYPE(None, c_int64, c_int64, c_int64)
@@ -32,10 +33,11 @@ class Bare:
     def __init__(self, nr_bytes: int, **options: object) -> None:
         self.pool = Pool(NumpyApi(), nr_bytes, Options(**{"threshold": PAGE, "scrub": False, "age": "0ns"} | options))
         self.ctx = self.pool.ctx
-        self.arena, self.packed = self.pool.arena, self.pool._packed
+        self.arena, self.packed = self.pool.arena, packed(self.pool.arena)
         self.base = self.arena.base_address
-        self._malloc, self._calloc = WORD(h.pool_malloc.address), WORDS(h.pool_calloc.address)
-        self._realloc, self._free = WORDS(h.pool_realloc.address), NOTHING(h.pool_free.address)
+        code = self.pool.code
+        self._malloc, self._calloc = WORD(code["pool_malloc"]), WORDS(code["pool_calloc"])
+        self._realloc, self._free = WORDS(code["pool_realloc"]), NOTHING(code["pool_free"])
 
     def malloc(self, nr_bytes: int) -> int:
         return self._malloc(self.ctx, nr_bytes)

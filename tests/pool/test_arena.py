@@ -5,11 +5,6 @@ import pytest
 from firsttouch._packed import packed
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED
 from firsttouch.pool.arena import (
-    HOT,
-    JOINED,
-    LIVE_PAGES,
-    PEAK_PAGES,
-    UNFAULTED,
     check,
     free_all,
     land_populated,
@@ -17,7 +12,6 @@ from firsttouch.pool.arena import (
     land_unpopulated,
     land_unzeroed,
     land_zeroed,
-    make_arena,
     release_pages,
     shrink_pages,
     take_cold,
@@ -27,6 +21,7 @@ from firsttouch.pool.arena import (
     wake_for,
     wants_scrub,
 )
+from firsttouch.pool.state import HOT, JOINED, LIVE_PAGES, PEAK_PAGES, UNFAULTED, make_arena
 
 
 class Fixture:

@@ -7,9 +7,9 @@ import pytest
 from harness import PAGE, Bare
 
 from firsttouch._jit import kernel
-from firsttouch.pool import handler as h
-from firsttouch.pool import scrubber
-from firsttouch.pool.arena import NR_DEFERRED, NR_WAKEUPS, PAGE_SHIFT
+from firsttouch.pool import handler, scrubber
+from firsttouch.pool import state as h
+from firsttouch.pool.state import NR_DEFERRED, NR_WAKEUPS, PAGE_SHIFT
 
 MIB = 1 << 20
 HOUR_S = 3600
@@ -63,13 +63,13 @@ def test_pressure_is_read_from_the_kernels_line(bare, text, percent):
 @kernel
 def locked(a, zone):
     """Take a lock and keep it."""
-    return h.try_lock(a, zone)
+    return handler.try_lock(a, zone)
 
 
 @kernel
 def unlocked(a, zone):
     """Let go of a lock."""
-    h.unlock(a, zone)
+    handler.unlock(a, zone)
 
 
 def test_a_lock_that_is_never_let_go_costs_memory_but_no_hang(bare):

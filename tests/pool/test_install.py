@@ -34,6 +34,23 @@ def test_importing_needs_no_numba_and_no_numpy(run):
     assert out == "set()\n"
 
 
+def test_a_pool_that_was_compiled_before_loads_no_compiler(run):
+    install = "import sys, numpy as np, firsttouch as ft; ft.pool.install('64MiB', strict=True)\n"
+    run(install)
+    out = run(install + "assert not np.zeros(2**23).any(); print({'numba', 'llvmlite', 'scipy'} & set(sys.modules))")
+    assert out == "set()\n"
+
+
+@pytest.mark.slow
+def test_with_bounds_checks_numba_loads_the_code(run):
+    text = """
+    pool = ft.pool.install("64MiB", strict=True)
+    assert owned(pool, np.zeros(MIB)) and not np.zeros(MIB).any()
+    print("numba" in sys.modules)
+    """
+    assert run(code(text), FIRSTTOUCH_BOUNDSCHECK="1") == "True\n"
+
+
 def test_arrays_come_from_the_pool_in_every_thread_until_it_is_taken_out(run):
     out = run(
         code("""
@@ -173,7 +190,7 @@ def test_a_closed_gate_keeps_the_scrubber_from_working(run, option):
         code(f"""
         pool = ft.pool.install("128MiB", threshold="1MiB", decay=None, {option})
         np.ones(MIB)
-        until(lambda: pool.arena.word[pool._h.THREAD] == pool._h.RUNNING)
+        until(lambda: pool.arena.word[pool._s.THREAD] == pool._s.RUNNING)
         time.sleep(0.3)  # time in which it would have worked
         assert pool.stats().nr_naps == pool.stats().scrubbed_bytes == pool.stats().populated_bytes == 0
         print("fine")
@@ -249,7 +266,7 @@ def test_a_child_starts_its_scrubber_when_there_is_work(run):
         if child == 0:
             status = 1
             try:
-                assert pool.arena.word[pool._h.THREAD] == pool._h.NO_THREAD
+                assert pool.arena.word[pool._s.THREAD] == pool._s.NO_THREAD
                 np.ones(4 * MIB)
                 until(lambda: pool.stats().free_unzeroed_bytes == 0)
                 status = 0

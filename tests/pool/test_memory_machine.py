@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firsttouch.mm.buddy import NO_PFN
-from firsttouch.pool import handler as h
+from firsttouch.pool import state as h
 from firsttouch.pool.arena import take_cold, take_unfaulted
 
 MIB = 1 << 20

@@ -25,31 +25,17 @@ patches (V4, V6); where it does not: docs/deviations.md, "buddy".
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.errors import FirsttouchError
-
-UNZEROED, ZEROED = 0, 1
-NO_PFN = int(np.iinfo(np.int32).min)  # not -1: a[-1] is a legal index, a[NO_PFN] never is
-NOT_HEAD = 0
-
-
-class Buddy(NamedTuple):
-    """Free lists of all zones. z: UNZEROED or ZEROED; k: order. Writers: a = alloc and free, s = scrubber."""
-
-    zone_start: NDArray[np.int64]  # [nr_zones + 1] (never) zone i is the pfns [zone_start[i], zone_start[i + 1])
-    first: NDArray[np.int32]  # [zone, z, k] (a,s) head of the list, or NO_PFN
-    nr_free: NDArray[np.int64]  # [zone, z, k] (a,s) blocks on the list
-    free_pages: NDArray[np.int64]  # [zone] (a) free pages of both classes, blocks in flight included
-    zero_pages: NDArray[np.int64]  # [zone] (a,s) pages on the zeroed lists
-    next: NDArray[np.int32]  # [pfn] (a,s) of a head: the next on its list, or NO_PFN. Not free: for the owner's lists
-    prev: NDArray[np.int32]  # [pfn] (a,s) of a head: the one before, or NO_PFN. Not free: for the owner's lists
-    order: NDArray[np.int8]  # [pfn] (a,s) order + 1 of the free block headed here, or NOT_HEAD
-    zeroed: NDArray[np.uint8]  # [pfn] (a,s) zero state of the free block headed here; no meaning elsewhere
+from firsttouch.mm.freelists import NO_PFN as NO_PFN
+from firsttouch.mm.freelists import NOT_HEAD as NOT_HEAD
+from firsttouch.mm.freelists import UNZEROED as UNZEROED
+from firsttouch.mm.freelists import ZEROED as ZEROED
+from firsttouch.mm.freelists import Buddy as Buddy
+from firsttouch.mm.freelists import empty_buddy
 
 
 def make_buddy(zone_pages: Sequence[int], max_order: int = 10, zeroed: bool = False) -> Buddy:
@@ -75,17 +61,7 @@ def make_buddy(zone_pages: Sequence[int], max_order: int = 10, zeroed: bool = Fa
         )
     if not 0 <= max_order <= 30:
         raise FirsttouchError(f"cannot model blocks of order {max_order}", "the highest order is 0 to 30; Linux has 10")
-    b = Buddy(
-        zone_start=start,
-        first=np.full((nr_zones, 2, max_order + 1), NO_PFN, np.int32),
-        nr_free=np.zeros((nr_zones, 2, max_order + 1), np.int64),
-        free_pages=np.zeros(nr_zones, np.int64),
-        zero_pages=np.zeros(nr_zones, np.int64),
-        next=np.empty(nr_pages, np.int32),
-        prev=np.empty(nr_pages, np.int32),
-        order=np.zeros(nr_pages, np.int8),
-        zeroed=np.zeros(nr_pages, np.uint8),
-    )
+    b = empty_buddy(start, max_order)
     for zone in range(nr_zones):
         _free_all(b, zone, ZEROED if zeroed else UNZEROED)
     return b

@@ -21,94 +21,25 @@ Everything here runs under the zone's lock, knows no addresses, and runs without
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm import buddy
-from firsttouch.mm.buddy import (
-    NO_PFN,
-    NOT_HEAD,
-    UNZEROED,
-    ZEROED,
-    Buddy,
-    alloc_block,
-    free_block,
-    put_back,
-    take_block,
-    take_head,
+from firsttouch.mm.buddy import alloc_block, free_block, put_back, take_block, take_head
+from firsttouch.mm.freelists import NO_PFN, NOT_HEAD, UNZEROED, ZEROED, Buddy
+from firsttouch.pool.state import (
+    HOT,
+    JOINED,
+    LIVE_PAGES,
+    NR_FREES,
+    NR_WAKEUPS,
+    PAGE_SHIFT,
+    PEAK_PAGES,
+    POPULATED_BYTES,
+    TRIMMED_BYTES,
+    UNFAULTED,
+    Arena,
 )
-
-PAGE_SHIFT = 16  # 64 KiB: what a block is rounded up to
-MAX_ORDER = 30
-
-# Where a block came from: UNZEROED, ZEROED, or
-UNFAULTED, JOINED, HOT = 2, 3, 4
-
-# Columns of `counts`
-LIVE_PAGES, PEAK_PAGES = 0, 1
-NR_MALLOCS, NR_CALLOCS, NR_FREES, NR_DEFERRED = 2, 3, 4, 5
-NR_ZERO_HITS, NR_ZERO_HOT, NR_ZERO_MISSES, NR_ZERO_UNFAULTED = 6, 7, 8, 9
-AHEAD_BYTES = 10  # zeroed memory handed out that had been zeroed ahead
-ZEROED_BYTES = 11  # zeroed in the foreground, at allocation
-REUSED_BYTES = 12  # handed out faulted, in requests so large that the C library would have mapped fresh memory
-POPULATED_BYTES, TRIMMED_BYTES = 13, 14
-NR_WAKEUPS, SCRUBBED_BYTES = 15, 16  # of the scrubber
-NR_COUNTS = 24
-
-
-class Arena(NamedTuple):
-    """All regions. Guarded by the lock of the zone, except what says otherwise."""
-
-    faulted: Buddy  # free memory that is mapped
-    unfaulted: Buddy  # free memory that is not
-    awake: NDArray[np.uint8]  # [zone] the scrubber has been woken for this zone and has not found it done
-    nr_pages: NDArray[np.int32]  # [pfn] of the first page of a live block: its pages; 0 elsewhere
-    freed_ns: NDArray[np.int64]  # [pfn] of the head of a free unzeroed block: when part of it was freed last
-    counts: NDArray[np.int64]  # [zone, NR_COUNTS]
-    word: NDArray[np.int64]  # [NR_WORDS + 8 * zones] settings, locks and lists of handler.py; read without a lock
-    base_address: int  # (never) of page 0
-    words_address: int  # (never) of word[0], for atomic steps
-
-
-def _empty_buddy(zone_start: NDArray[np.int64], max_order: int) -> Buddy:
-    """An allocator that has nothing yet."""
-    nr_zones, nr_pages = len(zone_start) - 1, int(zone_start[-1])
-    return Buddy(
-        zone_start=zone_start,
-        first=np.full((nr_zones, 2, max_order + 1), NO_PFN, np.int32),
-        nr_free=np.zeros((nr_zones, 2, max_order + 1), np.int64),
-        free_pages=np.zeros(nr_zones, np.int64),
-        zero_pages=np.zeros(nr_zones, np.int64),
-        next=np.empty(nr_pages, np.int32),
-        prev=np.empty(nr_pages, np.int32),
-        order=np.zeros(nr_pages, np.int8),
-        zeroed=np.zeros(nr_pages, np.uint8),
-    )
-
-
-def make_arena(zone_pages: Sequence[int], nr_words: int = 0, base_address: int = 0) -> Arena:
-    """An arena in which nothing is free before `free_all`."""
-    zone_start = np.cumsum([0, *zone_pages], dtype=np.int64)
-    nr_zones, nr_pages = len(zone_pages), int(zone_start[-1])
-    max_order = min(MAX_ORDER, max(zone_pages).bit_length() - 1)
-    word = np.zeros(nr_words + 8, np.int64)
-    word = word[-word.ctypes.data % 64 // 8 :][:nr_words]  # locks, and the settings read most, on lines of their own
-    return Arena(
-        faulted=_empty_buddy(zone_start, max_order),
-        unfaulted=_empty_buddy(zone_start, max_order),
-        awake=np.zeros(nr_zones, np.uint8),
-        nr_pages=np.zeros(nr_pages, np.int32),
-        freed_ns=np.zeros(nr_pages, np.int64),
-        counts=np.zeros((nr_zones, NR_COUNTS), np.int64),
-        word=word,
-        base_address=base_address,
-        words_address=word.ctypes.data,
-    )
-
 
 # Giving back
 

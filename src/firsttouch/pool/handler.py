@@ -19,7 +19,7 @@ from typing import Any
 from numba import typeof as untyped_typeof
 from numba import types
 
-from firsttouch._jit import callback, state_kernel
+from firsttouch._jit import state_kernel
 from firsttouch._native import (
     add_shared,
     c_function,
@@ -28,6 +28,7 @@ from firsttouch._native import (
     clock_ns,
     compare_exchange,
     copy_bytes,
+    entry,
     exchange,
     fill_zero,
     load_acquire,
@@ -39,68 +40,55 @@ from firsttouch._native import (
     word,
 )
 from firsttouch._packed import packed
-from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
-from firsttouch.pool.arena import (
+from firsttouch.mm.buddy import zone_of
+from firsttouch.mm.freelists import NO_PFN, UNZEROED, ZEROED
+from firsttouch.pool.arena import release_pages, shrink_pages, take_pages, wake_for
+from firsttouch.pool.state import (
     AHEAD_BYTES,
+    BASE,
+    DEFERRED,
+    END,
+    FORKING,
+    FRESH_BYTES,
     HOT,
+    HOT_BYTES,
+    HOT_NS,
     JOINED,
+    LARGE_CALLOC,
+    LARGE_FREE,
+    LARGE_MALLOC,
+    LOCK,
+    NEXT_CALLOC,
+    NEXT_CTX,
+    NEXT_FREE,
+    NEXT_MALLOC,
+    NEXT_REALLOC,
+    NO_THREAD,
     NR_CALLOCS,
     NR_DEFERRED,
+    NR_FALLBACKS,
     NR_MALLOCS,
+    NR_WORDS,
     NR_ZERO_HITS,
     NR_ZERO_HOT,
     NR_ZERO_MISSES,
     NR_ZERO_UNFAULTED,
+    PAGE_BYTES,
     PAGE_SHIFT,
     REUSED_BYTES,
+    SCRATCH,
+    SCRUB_MAIN,
+    START_ORDER,
+    STARTING,
+    STOP,
+    THREAD,
+    THRESHOLD,
     UNFAULTED,
+    WAKE,
     ZEROED_BYTES,
     Arena,
     make_arena,
-    release_pages,
-    shrink_pages,
-    take_pages,
-    wake_for,
 )
-
-PAGE_BYTES = 1 << PAGE_SHIFT
-
-# Words of the arena: settings
-BASE, END = 0, 1  # addresses of the arena
-THRESHOLD = 2  # requests below it are not for the arena; NOTHING: none is
-NEXT_CTX, NEXT_MALLOC, NEXT_CALLOC, NEXT_REALLOC, NEXT_FREE = 3, 4, 5, 6, 7
-HOT_BYTES, HOT_NS = 8, 9  # zeros of at most so many bytes come from memory freed at most so long ago
-FRESH_BYTES = 10  # the C library maps fresh memory for every request from here up
-START_ORDER, STOP_ORDER = 11, 12  # of the scrubber: wakes at a free of this order; zeroes blocks down to that
-SCRUB_MAIN = 13  # the scrubber's thread begins at this address; 0: there is no scrubber
-MAX_FLYING_ORDER = 14  # the most that the scrubber holds
-AGE_NS = 15  # memory freed more recently than this is not scrubbed
-NAP_US, BUSY_PERCENT, PACE_US = 16, 17, 18  # the process is idle if it used less of the CPU in a nap; else a pace, or 0
-LOAD = 19  # no scrubbing at this load average or above
-WINDOW_START, WINDOW_END, UTC_OFFSET_S = 20, 21, 22  # minutes of the day; equal for all day
-DECAY_NS = 23  # what was not used for so long goes back to the kernel; 0: nothing does
-PRESSURE_PERCENT = 24  # of time lost for want of memory; from here up all free memory goes back. 0: no matter
-ALLOCATE, FREE, TRIM = (
-    25,
-    26,
-    27,
-)  # addresses of pool_allocate, pool_free, trim: each is compiled once, and called there
-# What changes
-KEEP_PAGES = 32  # free faulted pages to have ready, and not to give back
-FORKING = 33  # a thread is about to fork and holds every lock
-NR_FALLBACKS = 34  # requests from the threshold up that the arena had no room for
-WAKE = 35  # counts wake-ups; the scrubber sleeps on it
-THREAD = 36  # of the scrubber: NO_THREAD, STARTING, RUNNING
-STOP = 37
-NR_NAPS, NR_BUSY_NAPS = 38, 39  # the scrubber's; the second: in which the process was busy
-FLYING_PFN, FLYING_ORDER, FLYING_FAULTED = 40, 41, 42  # what the scrubber has in flight; the first NO_PFN: nothing
-SCRATCH = 64  # of the scrubber, to the end
-NR_WORDS = 128
-# Words of zone i begin at NR_WORDS + 8 * i, a cache line each
-LOCK, DEFERRED = 0, 1  # DEFERRED: page + 1 of the first deferred free, 0 for none; `next` of the block links them
-
-NO_THREAD, STARTING, RUNNING = 0, 1, 2
-NOTHING = 2**63 - 1
 
 typeof: Any = untyped_typeof
 _ARENA = typeof(packed(make_arena([1], NR_WORDS + 8)))  # sizes are no part of the type
@@ -307,49 +295,38 @@ def resize(a: Arena, ctx: int, address: int, nr_bytes: int) -> int:
         return address
     moved = 0
     if nr_bytes >= a.word[THRESHOLD]:
-        moved = call_3(a.word[ALLOCATE], ctx, nr_bytes, 0)
+        moved = allocate(a, nr_bytes, False)
     if moved == 0:
         moved = call_2(a.word[NEXT_MALLOC], a.word[NEXT_CTX], nr_bytes)
     if moved:
         copy_bytes(moved, address, min(nr_bytes, have << PAGE_SHIFT))
-        call_3(a.word[FREE], ctx, address, 0)
+        release(a, ctx, address)
     return moved
 
 
-# What C calls. A size beyond 2**63 looks negative, and goes to who knows better.
+# What C calls. A size beyond 2**63 looks negative, and goes to who knows better. Nearly all calls are of small arrays:
+# their way is a compare and a jump, and the functions that need a stack are jumped to as well.
 
 
-@callback(types.int64(types.int64, types.int64, types.int64))
-def pool_allocate(ctx, nr_bytes, zeros):  # type: ignore[no-untyped-def]
-    """`allocate` for the other callbacks."""
-    return allocate(arena_at(ctx), nr_bytes, zeros != 0)
-
-
-@callback(types.int64(types.int64, types.int64))
+@entry(types.int64(types.int64, types.int64))
 def pool_malloc(ctx, nr_bytes):  # type: ignore[no-untyped-def]
     """`malloc(ctx, size)` of a NumPy handler."""
     a = arena_at(ctx)
     if nr_bytes >= a.word[THRESHOLD]:
-        address = call_3(a.word[ALLOCATE], ctx, nr_bytes, 0)
-        if address:
-            return address
+        return call_2(a.word[LARGE_MALLOC], ctx, nr_bytes)
     return call_2(a.word[NEXT_MALLOC], a.word[NEXT_CTX], nr_bytes)
 
 
-@callback(types.int64(types.int64, types.int64, types.int64))
+@entry(types.int64(types.int64, types.int64, types.int64))
 def pool_calloc(ctx, nr_items, item_bytes):  # type: ignore[no-untyped-def]
     """`calloc(ctx, nelem, elsize)` of a NumPy handler."""
     a = arena_at(ctx)
-    if 0 < nr_items < 1 << 47 and 0 < item_bytes < 1 << 47 and nr_items <= (1 << 47) // item_bytes:
-        nr_bytes = nr_items * item_bytes
-        if nr_bytes >= a.word[THRESHOLD]:
-            address = call_3(a.word[ALLOCATE], ctx, nr_bytes, 1)
-            if address:
-                return address
+    if (nr_items | item_bytes) >> 31 or nr_items * item_bytes >= a.word[THRESHOLD]:
+        return call_3(a.word[LARGE_CALLOC], ctx, nr_items, item_bytes)
     return call_3(a.word[NEXT_CALLOC], a.word[NEXT_CTX], nr_items, item_bytes)
 
 
-@callback(types.int64(types.int64, types.int64, types.int64))
+@entry(types.int64(types.int64, types.int64, types.int64))
 def pool_realloc(ctx, address, nr_bytes):  # type: ignore[no-untyped-def]
     """`realloc(ctx, ptr, new_size)` of a NumPy handler."""
     a = arena_at(ctx)
@@ -358,11 +335,38 @@ def pool_realloc(ctx, address, nr_bytes):  # type: ignore[no-untyped-def]
     return call_3(a.word[NEXT_REALLOC], a.word[NEXT_CTX], address, nr_bytes)
 
 
-@callback(types.void(types.int64, types.int64, types.int64))
+@entry(types.int64(types.int64, types.int64, types.int64))
 def pool_free(ctx, address, nr_bytes):  # type: ignore[no-untyped-def]
-    """`free(ctx, ptr, size)` of a NumPy handler."""
+    """`free(ctx, ptr, size)` of a NumPy handler. What it returns, no one looks at."""
     a = arena_at(ctx)
     if a.word[BASE] <= address < a.word[END]:
-        release(a, ctx, address)
-    else:
-        call_3(a.word[NEXT_FREE], a.word[NEXT_CTX], address, nr_bytes)
+        return call_2(a.word[LARGE_FREE], ctx, address)
+    return call_3(a.word[NEXT_FREE], a.word[NEXT_CTX], address, nr_bytes)
+
+
+@entry(types.int64(types.int64, types.int64))
+def large_malloc(ctx, nr_bytes):  # type: ignore[no-untyped-def]
+    """`pool_malloc` from the threshold up."""
+    a = arena_at(ctx)
+    address = allocate(a, nr_bytes, False)
+    return address if address else call_2(a.word[NEXT_MALLOC], a.word[NEXT_CTX], nr_bytes)
+
+
+@entry(types.int64(types.int64, types.int64, types.int64))
+def large_calloc(ctx, nr_items, item_bytes):  # type: ignore[no-untyped-def]
+    """`pool_calloc` from the threshold up, and of what may not be a size at all."""
+    a = arena_at(ctx)
+    if 0 < nr_items < 1 << 47 and 0 < item_bytes < 1 << 47 and nr_items <= (1 << 47) // item_bytes:
+        nr_bytes = nr_items * item_bytes
+        if nr_bytes >= a.word[THRESHOLD]:
+            address = allocate(a, nr_bytes, True)
+            if address:
+                return address
+    return call_3(a.word[NEXT_CALLOC], a.word[NEXT_CTX], nr_items, item_bytes)
+
+
+@entry(types.int64(types.int64, types.int64))
+def large_free(ctx, address):  # type: ignore[no-untyped-def]
+    """`pool_free` of a block of the arena."""
+    release(arena_at(ctx), ctx, address)
+    return 0

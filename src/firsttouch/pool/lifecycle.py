@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from firsttouch.errors import FirsttouchError
 from firsttouch.pool import limits
-from firsttouch.pool.account import Stats
 from firsttouch.units import format_bytes, parse_bytes, parse_ns
 
 if TYPE_CHECKING:
+    from firsttouch.pool.account import Stats
     from firsttouch.pool.numpy_api import NumpyApi
 
 LEAST_BYTES = 16 << 20  # a smaller pool is not worth having
@@ -44,46 +44,48 @@ class Pool:
     """One arena with its scrubber, installed as a NumPy handler. Made by `install`."""
 
     def __init__(self, api: NumpyApi, limit_bytes: int, options: Options) -> None:
+        from firsttouch._layout import lay_out
         from firsttouch._mapping import MADV_HUGEPAGE, Region
-        from firsttouch._packed import packed
-        from firsttouch.pool import handler as h
-        from firsttouch.pool import scrubber
-        from firsttouch.pool.arena import PAGE_SHIFT, make_arena
+        from firsttouch.pool import code, state
 
-        self._h = h
+        self._s = state
         self._api = api
         self._previous: Any = None  # the context's handler before ours
         self.processwide = False
         self.limit_bytes = limit_bytes
+        self.code = code.load(say)
         self._region = Region(limit_bytes)
         advised = self._region.advise(MADV_HUGEPAGE)
         self.superpages = advised and not _says_never(_THP)
-        nr_pages = limit_bytes >> PAGE_SHIFT
+        nr_pages = limit_bytes >> state.PAGE_SHIFT
         nr_zones = max(1, min(options.regions, limit_bytes // _REGION_BYTES))
         step = nr_pages // nr_zones >> 5 << 5  # zones begin at superpages
         zone_pages = [step] * (nr_zones - 1) + [nr_pages - step * (nr_zones - 1)]
-        self.arena = make_arena(zone_pages, h.NR_WORDS + 8 * nr_zones, self._region.address)
-        self._packed = packed(self.arena)
-        self.ctx = self._packed.address
-        ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.open_arena.address)(self.ctx)
-        self._write_settings(api, options, scrubber)
-        allocator = api.default.allocator
-        self._ours = type(allocator)(
-            self.ctx, h.pool_malloc.address, h.pool_calloc.address, h.pool_realloc.address, h.pool_free.address
+        self.arena = state.make_arena(zone_pages, state.NR_WORDS + 8 * nr_zones, self._region.address)
+        _, block = lay_out(self.arena)
+        self.ctx = int(block.ctypes.data)
+        self._function("open_arena", None)(self.ctx)
+        self._write_settings(api, options)
+        self._ours = type(api.default.allocator)(
+            self.ctx, *(self.code[f"pool_{name}"] for name in ("malloc", "calloc", "realloc", "free"))
         )
-        self._start = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.start.address)
-        self._stop = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(scrubber.stop.address)
-        self._trim = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(scrubber.trim.address)
-        self.lock_all = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.lock_all.address)
-        self.unlock_all = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.unlock_all.address)
-        self.after_fork_in_child = ctypes.PYFUNCTYPE(None, ctypes.c_int64)(scrubber.after_fork_in_child.address)
-        _keep_for_ever(self, self._packed, *self.arena.faulted, *self.arena.unfaulted)
+        self._start = self._function("start", None)
+        self._stop = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(self.code["stop"])
+        self._trim = self._function("trim", ctypes.c_int64, 2)
+        self.lock_all = self._function("lock_all", None)
+        self.unlock_all = self._function("unlock_all", None)
+        self.after_fork_in_child = self._function("after_fork_in_child", None)
+        _keep_for_ever(self, block, *self.arena.faulted, *self.arena.unfaulted)
         _keep_for_ever(self.arena.nr_pages, self.arena.freed_ns, self.arena.counts, self.arena.word, self.arena.awake)
-        _keep_for_ever(h.pool_malloc, h.pool_calloc, h.pool_realloc, h.pool_free, h.pool_allocate)
-        _keep_for_ever(scrubber.scrub_main, scrubber.trim)
 
-    def _write_settings(self, api: NumpyApi, options: Options, scrubber: Any) -> None:
-        h, word, default = self._h, self.arena.word, api.default.allocator
+    def _function(self, name: str, result: Any, nr_words: int = 1) -> Any:
+        """A function of the machine code, called with Python's lock held."""
+        return ctypes.PYFUNCTYPE(result, *[ctypes.c_int64] * nr_words)(self.code[name])
+
+    def _write_settings(self, api: NumpyApi, options: Options) -> None:
+        from firsttouch.mm.freelists import NO_PFN
+
+        h, word, default = self._s, self.arena.word, api.default.allocator
         l2_bytes, llc_bytes = limits.cache_bytes()
         hot_bytes = max(l2_bytes, llc_bytes // 2)
         word[h.BASE], word[h.END] = self._region.address, self._region.address + self._region.nr_bytes
@@ -94,10 +96,10 @@ class Pool:
         word[h.HOT_BYTES], word[h.HOT_NS] = hot_bytes, options.age_ns
         word[h.FRESH_BYTES] = _FRESH_BYTES
         word[h.START_ORDER], word[h.STOP_ORDER] = options.start_order, options.stop_order
-        word[h.ALLOCATE], word[h.FREE] = h.pool_allocate.address, h.pool_free.address
-        word[h.TRIM] = scrubber.trim.address
-        word[h.SCRUB_MAIN] = scrubber.scrub_main.address if options.scrub else 0
-        word[h.MAX_FLYING_ORDER] = scrubber.HUGE_ORDER
+        word[h.LARGE_MALLOC], word[h.LARGE_CALLOC] = self.code["large_malloc"], self.code["large_calloc"]
+        word[h.LARGE_FREE], word[h.TRIM] = self.code["large_free"], self.code["trim"]
+        word[h.SCRUB_MAIN] = self.code["scrub_main"] if options.scrub else 0
+        word[h.MAX_FLYING_ORDER] = h.HUGE_ORDER
         word[h.AGE_NS] = options.age_ns
         word[h.NAP_US], word[h.BUSY_PERCENT] = options.nap_us, options.busy_percent
         word[h.PACE_US] = options.pace_us
@@ -107,7 +109,7 @@ class Pool:
         word[h.DECAY_NS] = options.decay_ns
         word[h.PRESSURE_PERCENT] = options.pressure_percent
         word[h.KEEP_PAGES] = options.populate_bytes // h.PAGE_BYTES
-        word[h.FLYING_PFN] = h.NO_PFN
+        word[h.FLYING_PFN] = NO_PFN
 
     # Installing
 
@@ -126,7 +128,7 @@ class Pool:
 
     def uninstall(self) -> None:
         """Serve no more. Live arrays stay as they are; memory that is free goes back at once."""
-        h, word, to = self._h, self.arena.word, self._api.default.allocator
+        h, word, to = self._s, self.arena.word, self._api.default.allocator
         if self not in _live:
             return
         self.stop()
@@ -154,40 +156,40 @@ class Pool:
     def trim(self, keep: int | str = 0) -> int:
         """Give free memory back to the kernel, all but `keep` bytes; returns how much. It stays room for arrays."""
         keep_bytes = parse_bytes(keep) if isinstance(keep, str) else keep
-        return int(self._trim(self.ctx, keep_bytes // self._h.PAGE_BYTES))
+        return int(self._trim(self.ctx, keep_bytes // self._s.PAGE_BYTES))
 
     def stats(self) -> Stats:
         """What the pool did so far."""
-        from firsttouch.pool import arena as c
+        from firsttouch.pool.account import Stats
 
-        a, h = self.arena, self._h
+        a, h = self.arena, self._s
         count = [int(total) for total in a.counts.sum(axis=0)]
         zero_pages, free_pages = int(a.faulted.zero_pages.sum()), int(a.faulted.free_pages.sum())
         return Stats(
             limit_bytes=self.limit_bytes,
             threshold_bytes=int(a.word[h.THRESHOLD]),
-            live_bytes=count[c.LIVE_PAGES] * h.PAGE_BYTES,
-            peak_bytes=count[c.PEAK_PAGES] * h.PAGE_BYTES,
+            live_bytes=count[h.LIVE_PAGES] * h.PAGE_BYTES,
+            peak_bytes=count[h.PEAK_PAGES] * h.PAGE_BYTES,
             free_zeroed_bytes=zero_pages * h.PAGE_BYTES,
             free_unzeroed_bytes=max(0, free_pages - zero_pages) * h.PAGE_BYTES,
             free_unfaulted_bytes=int(a.unfaulted.free_pages.sum()) * h.PAGE_BYTES,
-            nr_mallocs=count[c.NR_MALLOCS],
-            nr_callocs=count[c.NR_CALLOCS],
-            nr_frees=count[c.NR_FREES],
+            nr_mallocs=count[h.NR_MALLOCS],
+            nr_callocs=count[h.NR_CALLOCS],
+            nr_frees=count[h.NR_FREES],
             nr_fallbacks=int(a.word[h.NR_FALLBACKS]),
-            hits=count[c.NR_ZERO_HITS],
-            hot=count[c.NR_ZERO_HOT],
-            misses=count[c.NR_ZERO_MISSES],
-            unfaulted=count[c.NR_ZERO_UNFAULTED],
-            ahead_bytes=count[c.AHEAD_BYTES],
-            zeroed_bytes=count[c.ZEROED_BYTES],
-            scrubbed_bytes=count[c.SCRUBBED_BYTES],
-            populated_bytes=count[c.POPULATED_BYTES],
-            trimmed_bytes=count[c.TRIMMED_BYTES],
-            reused_bytes=count[c.REUSED_BYTES],
-            nr_wakeups=count[c.NR_WAKEUPS],
+            hits=count[h.NR_ZERO_HITS],
+            hot=count[h.NR_ZERO_HOT],
+            misses=count[h.NR_ZERO_MISSES],
+            unfaulted=count[h.NR_ZERO_UNFAULTED],
+            ahead_bytes=count[h.AHEAD_BYTES],
+            zeroed_bytes=count[h.ZEROED_BYTES],
+            scrubbed_bytes=count[h.SCRUBBED_BYTES],
+            populated_bytes=count[h.POPULATED_BYTES],
+            trimmed_bytes=count[h.TRIMMED_BYTES],
+            reused_bytes=count[h.REUSED_BYTES],
+            nr_wakeups=count[h.NR_WAKEUPS],
             nr_naps=int(a.word[h.NR_NAPS]),
-            nr_deferred=count[c.NR_DEFERRED],
+            nr_deferred=count[h.NR_DEFERRED],
             superpages=self.superpages,
         )
 
@@ -368,15 +370,13 @@ def _install(limit: int | str | None, context: bool, report: bool, options: Opti
         return _processwide[0]
     limit_bytes = _allowed_bytes(limit)
     options.populate_bytes = min(options.populate_bytes, limit_bytes)
-    from firsttouch import _jit
+    from firsttouch._code_folder import JIT
 
-    if not _jit.JIT:
+    if not JIT:
         raise FirsttouchError("the pool is compiled code, and the JIT is off", "unset FIRSTTOUCH_JIT")
     from firsttouch.pool.numpy_api import NumpyApi
 
     api = NumpyApi()
-    if not _jit.is_compiled("scrubber.trim"):
-        say("compiling for this machine, once")
     made = Pool(api, limit_bytes, options)
     _hook_forks()
     atexit.register(_at_exit, made, os.getpid() if report else 0)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from numba import types
 
-from firsttouch._jit import callback, state_kernel
+from firsttouch._jit import state_kernel
 from firsttouch._mapping import MADV_DONTNEED, MADV_POPULATE_WRITE
 from firsttouch._native import (
     add_shared,
@@ -23,6 +23,7 @@ from firsttouch._native import (
     c_function,
     call_2,
     clock_ns,
+    entry,
     load_acquire,
     process_cpu_ns,
     sleep_us,
@@ -31,14 +32,9 @@ from firsttouch._native import (
     wake_one,
     zero_past_caches,
 )
-from firsttouch.mm.buddy import NO_PFN, zone_of
+from firsttouch.mm.buddy import zone_of
+from firsttouch.mm.freelists import NO_PFN
 from firsttouch.pool.arena import (
-    NR_CALLOCS,
-    NR_FREES,
-    NR_MALLOCS,
-    PAGE_SHIFT,
-    SCRUBBED_BYTES,
-    Arena,
     free_all,
     land_populated,
     land_unfaulted,
@@ -50,7 +46,8 @@ from firsttouch.pool.arena import (
     take_unfaulted,
     wants_scrub,
 )
-from firsttouch.pool.handler import (
+from firsttouch.pool.handler import arena_at, drain, lock, start_scrubber, try_lock, unlock, word_address
+from firsttouch.pool.state import (
     AGE_NS,
     BASE,
     BUSY_PERCENT,
@@ -59,17 +56,23 @@ from firsttouch.pool.handler import (
     FLYING_ORDER,
     FLYING_PFN,
     FORKING,
+    HUGE_ORDER,
     KEEP_PAGES,
     LOAD,
     MAX_FLYING_ORDER,
     NAP_US,
     NO_THREAD,
     NR_BUSY_NAPS,
+    NR_CALLOCS,
+    NR_FREES,
+    NR_MALLOCS,
     NR_NAPS,
     PACE_US,
+    PAGE_SHIFT,
     PRESSURE_PERCENT,
     RUNNING,
     SCRATCH,
+    SCRUBBED_BYTES,
     STOP,
     STOP_ORDER,
     THREAD,
@@ -78,16 +81,9 @@ from firsttouch.pool.handler import (
     WAKE,
     WINDOW_END,
     WINDOW_START,
-    arena_at,
-    drain,
-    lock,
-    start_scrubber,
-    try_lock,
-    unlock,
-    word_address,
+    Arena,
 )
 
-HUGE_ORDER = 5  # 2 MiB: smaller pieces are not given back, which would break superpages up
 _TRIM_ORDER = 10  # 64 MiB given back in one hold of the lock, less than 1 ms
 _BURST_NS = 20_000_000
 _HOUSE_NS = 1_000_000_000  # between looks at the load, the clock and the pressure
@@ -366,7 +362,7 @@ def scrub_loop(a: Arena, ctx: int) -> None:
             nap_us = min(2 * nap_us, _MAX_NAP_US)
 
 
-@callback(types.int64(types.int64))
+@entry(types.int64(types.int64))
 def scrub_main(ctx):  # type: ignore[no-untyped-def]
     """Where the thread begins: no signals for it, the lowest class, a name."""
     a = arena_at(ctx)
@@ -386,7 +382,7 @@ def scrub_main(ctx):  # type: ignore[no-untyped-def]
 # What Python calls, holding its lock throughout: a thread that got it meanwhile could wait for ours for ever.
 
 
-@callback(types.void(types.int64))
+@entry(types.void(types.int64))
 def lock_all(ctx):  # type: ignore[no-untyped-def]
     """Before a fork: hold every lock, so that no list is half changed in the child."""
     a = arena_at(ctx)
@@ -396,7 +392,7 @@ def lock_all(ctx):  # type: ignore[no-untyped-def]
             pass
 
 
-@callback(types.void(types.int64))
+@entry(types.void(types.int64))
 def unlock_all(ctx):  # type: ignore[no-untyped-def]
     """After the fork, in the parent."""
     a = arena_at(ctx)
@@ -405,7 +401,7 @@ def unlock_all(ctx):  # type: ignore[no-untyped-def]
     store_release(word_address(a, FORKING), 0)
 
 
-@callback(types.void(types.int64))
+@entry(types.void(types.int64))
 def after_fork_in_child(ctx):  # type: ignore[no-untyped-def]
     """In the child: no thread; what it had in flight is unzeroed; free memory is dropped, not copied on write."""
     a = arena_at(ctx)
@@ -425,19 +421,19 @@ def after_fork_in_child(ctx):  # type: ignore[no-untyped-def]
     call_2(a.word[TRIM], ctx, 0)
 
 
-@callback(types.void(types.int64))
+@entry(types.void(types.int64))
 def open_arena(ctx):  # type: ignore[no-untyped-def]
     """`free_all` for Python."""
     free_all(arena_at(ctx))
 
 
-@callback(types.void(types.int64))
+@entry(types.void(types.int64))
 def start(ctx):  # type: ignore[no-untyped-def]
     """Start the scrubber's thread."""
     start_scrubber(arena_at(ctx), ctx)
 
 
-@callback(types.int64(types.int64))
+@entry(types.int64(types.int64))
 def stop(ctx):  # type: ignore[no-untyped-def]
     """End the scrubber's thread, and wait for it a second; whether it has ended. To be called without Python's lock."""
     a = arena_at(ctx)
@@ -452,7 +448,7 @@ def stop(ctx):  # type: ignore[no-untyped-def]
     return 0
 
 
-@callback(types.int64(types.int64, types.int64))
+@entry(types.int64(types.int64, types.int64))
 def trim(ctx, keep_pages):  # type: ignore[no-untyped-def]
     """`trim_to` for Python."""
     return trim_to(arena_at(ctx), keep_pages, HUGE_ORDER)
