@@ -89,6 +89,37 @@ def test_zeros_come_from_memory_freed_moments_ago_where_that_is_wanted() -> None
     assert f.take(4, zeros=True, hot_since_ns=100) == (pfn + 4, HOT)  # the rest of a block is as old as the block
 
 
+def test_a_run_that_was_cut_and_merged_comes_back_as_it_was() -> None:
+    f = Fixture()
+    for _ in range(4):
+        f.populate(4)
+    pfn, _ = f.take(12, zeros=True)  # the last four pages of its sixteen stay zeroed: freed, it is cut in 8 and 4
+    f.release(pfn, now_ns=100)
+    assert f.take(12, zeros=True, hot_since_ns=101)[1] == ZEROED
+    assert f.take(12, zeros=True, hot_since_ns=100) == (pfn, HOT)
+    f.release(pfn, now_ns=200)
+    assert f.take(12) == (pfn, UNZEROED)
+    both = [f.take(2)[0] for _ in range(2)]
+    for each in both:
+        f.release(each, now_ns=300)  # they merge
+    assert f.take(2, zeros=True, hot_since_ns=300) == (both[1], HOT)  # the one freed last, from the middle
+    assert f.take(2, zeros=True, hot_since_ns=300) == (both[0], HOT)
+
+
+def test_a_run_comes_back_only_if_all_of_it_is_free_and_unzeroed() -> None:
+    f = Fixture(16)
+    f.populate(4)
+    assert f.take(12) == (0, ZEROED)
+    f.release(0, now_ns=100)  # in 8 and 4
+    pfn, k = take_cold(f.a, 0, 3, 3, 101)
+    land_zeroed(f.a, 0, pfn, k)
+    assert f.take(12, zeros=True, hot_since_ns=100) == (0, JOINED)  # its first 8 pages hold zeros by now
+    f.release(0, now_ns=200)
+    assert f.take(4) == (8, UNZEROED)  # a part of it is live
+    assert f.take(12) == (NO_PFN, 0)
+    assert f.take(8) == (0, UNZEROED)
+
+
 def test_neighbours_of_all_states_are_joined_when_no_block_is_large_enough() -> None:
     f = Fixture(16)
     f.populate(2)  # 0 to 3 zeroed

@@ -6,8 +6,12 @@ same pages: it is zero as soon as it is touched, at the price of faults. A reque
 has beyond them goes back at once. A zone is a region of the arena with its own lock.
 
 When no block is large enough, neighbouring free blocks of any state are joined for one request, and only those of them
-that are unzeroed need zeroing. Memory that was freed moments ago is in the CPU's caches: small requests for zeros are
-better served from it than from memory zeroed long ago, and the scrubber leaves it alone.
+that are unzeroed need zeroing.
+
+Memory that was freed moments ago is in the CPU's caches: small requests for zeros are better served from it than from
+memory zeroed long ago, and the scrubber leaves it alone. The lists do not know it: what is freed merges with colder
+memory, or is cut into powers of two none of which is large enough. So `recent` remembers the last runs that were freed,
+and a request for as many pages gets one back as it was, if all of it is still free and unzeroed.
 
 Invariants:
   P1  each page is in exactly one block: free in `faulted`, free in `unfaulted`, or live; `nr_pages` of a live block's
@@ -32,6 +36,7 @@ from firsttouch.pool.state import (
     JOINED,
     LIVE_PAGES,
     NR_FREES,
+    NR_RECENT,
     NR_WAKEUPS,
     PAGE_SHIFT,
     PEAK_PAGES,
@@ -91,6 +96,8 @@ def release_pages(a: Arena, zone: int, pfn: int, now_ns: int) -> int:
     a.nr_pages[pfn] = 0
     a.counts[zone, LIVE_PAGES] -= nr
     a.counts[zone, NR_FREES] += 1
+    slot = a.counts[zone, NR_FREES] % NR_RECENT
+    a.recent[zone, slot, 0], a.recent[zone, slot, 1], a.recent[zone, slot, 2] = pfn, nr, now_ns
     return give_unzeroed(a, zone, pfn, nr, now_ns)
 
 
@@ -122,6 +129,58 @@ def order_for(nr: int) -> int:
     while (1 << k) < nr:
         k += 1
     return k
+
+
+@state_kernel
+def _head_of(b: Buddy, pfn: int) -> int:
+    """The head of the free block that a page is in; NO_PFN if it is in none."""
+    for k in range(b.first.shape[2]):
+        head = pfn >> k << k
+        if b.order[head] > k and head + (1 << (b.order[head] - 1)) > pfn:
+            return head
+    return NO_PFN
+
+
+@state_kernel
+def _is_unzeroed(b: Buddy, pfn: int, nr: int) -> bool:
+    """Whether all of a run is free and unzeroed."""
+    end = pfn + nr
+    while pfn < end:
+        head = _head_of(b, pfn)
+        if head == NO_PFN or b.zeroed[head] != UNZEROED:
+            return False
+        pfn = head + (1 << (b.order[head] - 1))
+    return True
+
+
+@state_kernel
+def _take_unzeroed_run(a: Arena, zone: int, start: int, nr: int) -> None:
+    """Take a run out of the free unzeroed blocks that it is in."""
+    b = a.faulted
+    pfn, end = start, start + nr
+    while pfn < end:
+        head = _head_of(b, pfn)
+        freed_ns = int(a.freed_ns[head])
+        k = take_block(b, zone, head)
+        b.free_pages[zone] -= 1 << k
+        give_unzeroed(a, zone, head, pfn - head, freed_ns)
+        pfn = head + (1 << k)
+        give_unzeroed(a, zone, end, pfn - end, freed_ns)
+
+
+@state_kernel
+def _take_recent(a: Arena, zone: int, nr: int, since_ns: int) -> int:
+    """The run of `nr` pages that was freed last, at `since_ns` or later; NO_PFN if there is none that is free yet."""
+    newest = int(a.counts[zone, NR_FREES])
+    for back in range(NR_RECENT):
+        slot = (newest - back) % NR_RECENT
+        if a.recent[zone, slot, 1] == nr and a.recent[zone, slot, 2] >= since_ns:
+            a.recent[zone, slot, 1] = 0
+            pfn = int(a.recent[zone, slot, 0])
+            if _is_unzeroed(a.faulted, pfn, nr):
+                _take_unzeroed_run(a, zone, pfn, nr)
+                return pfn
+    return NO_PFN
 
 
 @state_kernel
@@ -204,8 +263,14 @@ def _find_block(a: Arena, zone: int, nr: int, zeros: bool, hot_since_ns: int) ->
     For zeros: unzeroed memory in cache (if `hot_since_ns` is not 0), zeroed memory, unzeroed memory. For others
     unzeroed memory, last freed first, then zeroed. For both then joined blocks, and memory to be faulted.
     """
-    if zeros and hot_since_ns:
-        pfn = _take_unzeroed(a, zone, nr, hot_since_ns)
+    if not zeros:
+        pfn = _take_recent(a, zone, nr, 0)
+        if pfn != NO_PFN:
+            return pfn, UNZEROED
+    elif hot_since_ns:
+        pfn = _take_recent(a, zone, nr, hot_since_ns)
+        if pfn == NO_PFN:
+            pfn = _take_unzeroed(a, zone, nr, hot_since_ns)
         if pfn != NO_PFN:
             return pfn, HOT
     for turn in range(2):

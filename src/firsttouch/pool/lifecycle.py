@@ -76,7 +76,7 @@ class Pool:
         self.unlock_all = self._function("unlock_all", None)
         self.after_fork_in_child = self._function("after_fork_in_child", None)
         _keep_for_ever(self, block, *self.arena.faulted, *self.arena.unfaulted)
-        _keep_for_ever(self.arena.nr_pages, self.arena.freed_ns, self.arena.counts, self.arena.word, self.arena.awake)
+        _keep_for_ever(*(part for part in self.arena if not isinstance(part, int | tuple)))
 
     def _function(self, name: str, result: Any, nr_words: int = 1) -> Any:
         """A function of the machine code, called with Python's lock held."""

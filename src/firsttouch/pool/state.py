@@ -16,6 +16,7 @@ from firsttouch.mm.freelists import Buddy, empty_buddy
 PAGE_SHIFT = 16  # 64 KiB: what a block is rounded up to
 PAGE_BYTES = 1 << PAGE_SHIFT
 MAX_ORDER = 30
+NR_RECENT = 8
 
 # Where a block came from: UNZEROED, ZEROED, or
 UNFAULTED, JOINED, HOT = 2, 3, 4
@@ -75,6 +76,7 @@ class Arena(NamedTuple):
     awake: NDArray[np.uint8]  # [zone] the scrubber has been woken for this zone and has not found it done
     nr_pages: NDArray[np.int32]  # [pfn] of the first page of a live block: its pages; 0 elsewhere
     freed_ns: NDArray[np.int64]  # [pfn] of the head of a free unzeroed block: when part of it was freed last
+    recent: NDArray[np.int64]  # [zone, NR_RECENT, 3] what was freed last: first page, pages, when. May be free no more
     counts: NDArray[np.int64]  # [zone, NR_COUNTS]
     word: NDArray[np.int64]  # [NR_WORDS + 8 * zones] settings, locks and lists of handler.py; read without a lock
     base_address: int  # (never) of page 0
@@ -94,6 +96,7 @@ def make_arena(zone_pages: Sequence[int], nr_words: int = 0, base_address: int =
         awake=np.zeros(nr_zones, np.uint8),
         nr_pages=np.zeros(nr_pages, np.int32),
         freed_ns=np.zeros(nr_pages, np.int64),
+        recent=np.zeros((nr_zones, NR_RECENT, 3), np.int64),
         counts=np.zeros((nr_zones, NR_COUNTS), np.int64),
         word=word,
         base_address=base_address,
