@@ -87,7 +87,7 @@ class Pool:
 
         h, word, default = self._s, self.arena.word, api.default.allocator
         l2_bytes, llc_bytes = limits.cache_bytes()
-        hot_bytes = max(l2_bytes, llc_bytes // 2)
+        hot_bytes = min(max(l2_bytes, llc_bytes * 3 // 4), _FRESH_BYTES - 1)  # from there up glibc is never hot
         word[h.BASE], word[h.END] = self._region.address, self._region.address + self._region.nr_bytes
         word[h.THRESHOLD] = options.threshold_bytes or max(2 * l2_bytes, h.PAGE_BYTES)
         word[h.NEXT_CTX] = default.ctx or 0
