@@ -17,6 +17,7 @@ from firsttouch._jit import state_kernel
 from firsttouch.mm.buddy import NO_PFN
 from firsttouch.mm.hotcold import give_just_zeroed, take_just_freed
 from firsttouch.mm.load import advance_load
+from firsttouch.mm.parts import call_part
 from firsttouch.mm.sched import IDLE, NEVER_NS, NOBODY, NR_IN_IO, NR_READY, SCRUBBING, give_way, occupy, stop_daemon
 from firsttouch.mm.scrub import done, is_ready, next_block, next_opening_ns, write_start
 from firsttouch.mm.world import HOT_ZEROED_BYTES, SCRUB_NS, World
@@ -105,6 +106,9 @@ def land_block(w: World, node: int) -> None:
     pfn, k, zone = int(w.flying[node, PFN]), int(w.flying[node, ORDER]), int(w.flying[node, ZONE])
     w.flying[node, PFN] = NO_PFN
     w.landing_ns[node] = NEVER_NS
+    if w.parts.block_done != 0:
+        call_part(w.parts.block_done, w, pfn, 0, 0, 0)
+        return
     done(w.scrub, w.buddy, zone, pfn, k, w.rules.page_bytes)
 
 
@@ -120,7 +124,10 @@ def scrub_step(w: World, cpu: int) -> None:
     if give_way(s, cpu, w.rules.quantum_ns):
         return
     now_ns = int(s.clock_ns[cpu])
-    pfn, k, zone = next_block(w.scrub, w.scrub_rules, w.buddy, node, int(w.load.avenrun[0]), now_ns)
+    if w.parts.next_block != 0:
+        pfn, k, zone = call_part(w.parts.next_block, w, cpu, 0, 0, 0), 0, 0
+    else:
+        pfn, k, zone = next_block(w.scrub, w.scrub_rules, w.buddy, node, int(w.load.avenrun[0]), now_ns)
     if pfn == NO_PFN:
         stop_daemon(s, cpu, w.rules.quantum_ns)
         return

@@ -24,6 +24,7 @@ from firsttouch.mm.bus import occupy
 from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
 from firsttouch.mm.hooks import call
 from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
+from firsttouch.mm.parts import call_part
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
     ANON_RO,
@@ -62,6 +63,7 @@ from firsttouch.mm.world import (
     CREDIT_NS,
     FAULT_NS,
     FILE,
+    GLOBAL,
     HITS,
     HUGE,
     MISSES,
@@ -196,6 +198,8 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
             free_folio(w, cpu, clear_entry(pm, mm, slot, entry))
     if service == NO_FAULT:
         service = service_of_none(kind, flags)
+        if service == ZERO_PAGE_READ and not w.rules.zero_page:
+            service = ZERO_FILL
     page = pr.step[t]
     pr.start_ns[t] = w.sched.clock_ns[cpu]
     pr.order[t] = 0
@@ -270,11 +274,11 @@ def lock_mm(w: World, cpu: int, mm: int) -> int:
 
 @inlined
 def lock_table(w: World, cpu: int, mm: int, slot: int, hold_ns: int) -> None:
-    """The lock of the page tables, for `hold_ns` that are charged elsewhere: one of the region, or of the whole mm."""
+    """The lock of the page tables, for `hold_ns` that are charged elsewhere: of the region, the mm, or the system."""
     lock = len(w.buddy.free_pages) + len(w.mm_users)
     if w.rules.page_table == MM_WIDE:
         lock += mm
-    else:
+    elif w.rules.page_table != GLOBAL:
         lock += len(w.mm_users) + slot
     now = w.sched.clock_ns[cpu]
     if w.rules.page_table == ATOMIC:
@@ -315,6 +319,11 @@ def serve(w: World, cpu: int, mm: int, entry: int, kind: int) -> None:
 @state_kernel
 def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]:
     """2**k pages from the CPU's own node, or another; charges the zone lock. Returns (pfn or NO_PFN, zero state)."""
+    if w.parts.take_block != 0:
+        taken = call_part(w.parts.take_block, w, cpu, k, int(want_zeroed), 0)
+        if taken < 0:
+            return NO_PFN, UNZEROED
+        return taken >> 1, taken & 1
     nr_zones = len(w.buddy.free_pages)
     zone = cpu * nr_zones // len(w.sched.clock_ns) if nr_zones > 1 else 0
     for _ in range(nr_zones):
@@ -334,6 +343,9 @@ def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]
 def free_folio(w: World, cpu: int, head: int) -> None:
     """Give back a folio that nothing maps (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
     if head == NO_PFN:
+        return
+    if w.parts.free_folio != 0:
+        call_part(w.parts.free_folio, w, cpu, head, 0, 0)
         return
     k = int(w.pmap.folio_order[head])
     zone = zone_of(w.buddy, head)

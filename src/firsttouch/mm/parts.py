@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from firsttouch._jit import JIT
 
@@ -71,3 +71,15 @@ class Part:
 def part(function: PartFunction) -> Part:
     """Mark a function of the world and four integers as a part; it returns an integer (a truth is 0 or 1)."""
     return Part(function)
+
+
+class Parts(NamedTuple):
+    """For each part the model has a place for: its address (JIT off: the function), or 0."""
+
+    take_block: Any  # in place of fault.take_block
+    free_folio: Any  # in place of fault.free_folio
+    next_block: Any  # in place of scrub.next_block, for the daemon of node 0
+    block_done: Any  # in place of scrub.done
+
+
+NO_PARTS = Parts(0, 0, 0, 0)

@@ -32,6 +32,7 @@ from firsttouch.mm.fault import (
     touch,
     zero_block,
 )
+from firsttouch.mm.kernels import with_parts
 from firsttouch.mm.locks import CLASSES, MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
 from firsttouch.mm.pmap import (
@@ -497,7 +498,7 @@ def replay(workload: Workload, machine: Machine, policy: Policy) -> World:
     nr_regions = int(workload.mm_regions.sum())
     nr_slots = min(nr_regions, max(MIN_SLOTS, 2 * int(workload.mm_regions.max(initial=1))))
     while True:
-        world = make_world(workload, machine, policy, max(1, nr_slots))
+        world = with_parts(make_world(workload, machine, policy, max(1, nr_slots)), policy)
         run(packed(world))
         if not world.pmap.counts[SLOTS_FULL]:
             return world

@@ -9,15 +9,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from firsttouch._packed import packed
 from firsttouch.machine import Machine
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, Buddy, make_buddy
 from firsttouch.mm.bus import Bus, make_bus
 from firsttouch.mm.costs import MAX_ORDER, CostTable, cost_table
 from firsttouch.mm.faultahead import Prefault, make_prefault
 from firsttouch.mm.hooks import Hooks, load_hooks
+from firsttouch.mm.idlezero import SLEEP_NS, Idlezero, make_idlezero, zero_until_asleep
 from firsttouch.mm.load import Load, make_load
 from firsttouch.mm.locks import Locks, make_locks
-from firsttouch.mm.percpu import Percpu, make_percpu
+from firsttouch.mm.pageq import PageQueues, make_queues, no_queues
+from firsttouch.mm.parts import NO_PARTS, Parts
+from firsttouch.mm.percpu import LINUX_6_18, Percpu, make_percpu
 from firsttouch.mm.pmap import Pmap, make_pmap
 from firsttouch.mm.sched import IDLE_YIELDS, NEVER_NS, NOBODY, Sched, make_sched
 from firsttouch.mm.scrub import (
@@ -40,8 +44,8 @@ ZERO_FILL, HUGE, ZERO_PAGE_READ, COW, REUSE, FILE, SHARED_FILL, SPURIOUS, NO_FAU
 SERVICES = ("zero_fill", "huge", "zero_page", "cow", "reuse", "file", "shared", "spurious")
 
 # Rules.page_table: what guards page tables during a fault
-SPLIT, MM_WIDE, ATOMIC = range(3)  # a lock a page-table page; one an address space, taken twice; none, atomic entries
-PAGE_TABLE_MODES = ("split", "mm", "atomic")
+SPLIT, MM_WIDE, ATOMIC, GLOBAL = range(4)  # a lock a page-table page; one an address space, twice; none; one in all
+PAGE_TABLE_MODES = ("split", "mm", "atomic", "global")
 
 # total[]
 (FAULT_NS, THINK_NS, COLD_NS, CREDIT_NS, SYSTEM_NS, SCRUB_NS, HITS, MISSES, ZEROED_BYTES, COPIED_BYTES,
@@ -58,11 +62,12 @@ class Rules(NamedTuple):
 
     recorded: bool  # events are a recording: faults, unmaps and their costs are relative to it
     use_zero_page: bool
+    zero_page: bool  # a read fault on anonymous memory maps a page of zeros that all share
     window_pages: int  # fault-around
     recorded_window_pages: int
     populate: bool
     per_vma: bool
-    page_table: int  # SPLIT, MM_WIDE, ATOMIC
+    page_table: int  # SPLIT, MM_WIDE, ATOMIC, GLOBAL
     scrub: bool
     hot_zeroed: bool  # zeroed pages are in the cache: the CPU that freed them zeroed them
     init_on_free: bool
@@ -117,6 +122,9 @@ class World(NamedTuple):
     owed_ns: NDArray[np.int64]  # [node] what its daemon, preempted, has still to do of its block
     just_freed: NDArray[np.int32]  # [cpu, (pfn, order, zone)] single page that the CPU is zeroing, or NO_PFN
     opening_ns: NDArray[np.int64]  # [1] when the daily window opens next
+    pageq: PageQueues
+    idlezero: Idlezero
+    parts: Parts
     cost: CostTable
     rules: Rules
     total: NDArray[np.int64]
@@ -134,7 +142,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
     node_pages = machine.memory_bytes // machine.page_bytes // machine.nr_nodes
     zero = policy.zero
     rules = scrub_rules(
-        zero.scrub,
+        "none" if zero.scrub == "pagezero" else zero.scrub,
         start=zero.scrub_start,
         stop=zero.scrub_stop,
         load=zero.scrub_load,
@@ -148,7 +156,17 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
     is_on = rules.kind != NO_SCRUB and reachable and may_run and in_window(rules, 0)
     zeroed_ahead = is_on or zero.init_on_free
     nodes = machine.nr_nodes
-    buddy = make_buddy([node_pages] * machine.nr_nodes, zeroed=zeroed_ahead)
+    has_queues = policy.percpu.rules == "page-queues"
+    buddy = make_buddy(
+        [node_pages * nodes] if has_queues else [node_pages] * nodes,
+        zeroed=zeroed_ahead,
+    )
+    pageq = make_queues(buddy, policy.percpu.colours) if has_queues else no_queues()
+    idlezero = make_idlezero(zero.pagezero_low, zero.pagezero_high)
+    scrub = make_scrub(nodes)
+    if zero.scrub == "pagezero":
+        zero_until_asleep(packed(idlezero), packed(pageq), packed(buddy))
+        scrub.awake[0], scrub.wait_ns[0] = 1, SLEEP_NS
     threads = workload.threads
     nr_threads, nr_mms = len(threads.first), len(workload.mm_regions)
     recorded = workload.recorded_level != ""
@@ -159,7 +177,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             buddy,
             machine.nr_cpus,
             batch_pages=policy.percpu.batch_pages,
-            rules=policy.percpu.rules,
+            rules=LINUX_6_18 if has_queues else policy.percpu.rules,
             has_zeroed=zero.scrub != "none" or zero.init_on_free or zero.zero_hot_pages,
             strands=policy.percpu.rules == "linux-2.6.10" and not zero.zero_hot_pages,
             page_bytes=machine.page_bytes,
@@ -168,7 +186,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots),
         bus=make_bus(machine.nr_nodes),
         sched=make_sched(nr_threads, machine.nr_cpus, threads.first, IDLE_YIELDS.index(policy.sched.idle_yield)),
-        scrub=make_scrub(machine.nr_nodes),
+        scrub=scrub,
         events=workload.events,
         threads=threads,
         vmas=workload.vmas,
@@ -200,10 +218,14 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         owed_ns=np.zeros(nodes, np.int64),
         just_freed=np.full((machine.nr_cpus, 3), NO_PFN, np.int32),
         opening_ns=np.array([next_opening_ns(rules, 0)], np.int64),
+        pageq=pageq,
+        idlezero=idlezero,
+        parts=NO_PARTS,
         cost=cost_table(machine, policy, workload.lines_touched, workload.recorded_level),
         rules=Rules(
             recorded=recorded,
             use_zero_page=policy.superpage.use_zero_page,
+            zero_page=zero.zero_page,
             window_pages=max(1, ahead.fault_around_bytes // machine.page_bytes),
             recorded_window_pages=max(1, workload.recorded_fault_around_bytes // machine.page_bytes),
             populate=ahead.populate,

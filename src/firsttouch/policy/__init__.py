@@ -26,7 +26,9 @@ class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     method: str = "temporal"  # in the fault; a key of machine.zero
     # zero free blocks ahead of use, when a CPU is idle; None below is the version's own default (docs/model/scrub.md)
-    scrub: Literal["none", "scrubd", "scrubd-v2", "scrubd-v3", "scrubd-v4", "scrubd-v6", "scrubd-v8"] = "none"
+    scrub: Literal["none", "scrubd", "scrubd-v2", "scrubd-v3", "scrubd-v4", "scrubd-v6", "scrubd-v8", "pagezero"] = (
+        "none"
+    )
     scrub_method: str = "nontemporal"
     scrub_driver: Literal["cpu", "bte"] = "cpu"  # an engine that zeroes blocks it takes beside the CPUs
     scrub_start: int | None = None  # order (V8: fraction of 1024): a free that merges so far wakes the daemon
@@ -34,6 +36,10 @@ class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scrub_load: int | None = None  # 1-minute load average from which on it does not run
     scrub_from_s: int = 0  # daily window, seconds after midnight; equal ends: all day
     scrub_until_s: int = 0
+    # FreeBSD's pagezero begins below the low mark and ends at the high one: [numerator, denominator] of the free pages
+    pagezero_low: tuple[int, int] = (2, 3)
+    pagezero_high: tuple[int, int] = (4, 5)
+    zero_page: bool = True  # a read fault on anonymous memory maps a page of zeros that all share
     zero_hot_pages: bool = False  # idle CPUs zero the single pages that they freed last
     init_on_free: bool = False  # zero at free, never at allocation
 
@@ -63,15 +69,17 @@ class Locks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a fault locks."""
 
     per_vma: bool = True  # false: every fault takes the address space's mmap_lock for reading
-    # page tables: a lock for each page-table page; one lock an address space, taken twice a fault; atomic entries
-    page_table: Literal["split", "mm", "atomic"] = "split"
+    # page tables: a lock for each page-table page; one lock an address space, taken twice a fault; atomic entries; one
+    # mutex for all page queues and mappings of the system
+    page_table: Literal["split", "mm", "atomic", "global"] = "split"
 
 
 class Percpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Per-CPU lists of free pages."""
+    """Per-CPU lists of free pages in front of the buddy allocator; or one queue for each colour of page instead."""
 
-    rules: Literal["linux-6.18", "linux-2.6.10"] = "linux-6.18"
+    rules: Literal["linux-6.18", "linux-2.6.10", "page-queues"] = "linux-6.18"
     batch_pages: int = 0  # 0: as the kernel computes it from the zone's size
+    colours: int = 32  # of page-queues
 
 
 class Sched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -240,7 +248,7 @@ def _merge(base: dict[str, Any], diff: dict[str, Any], about: dict[str, Any] | N
         elif isinstance(value, dict):
             out[key] = {**base.get(key, {}), **value}
             for field, item in value.items():
-                if isinstance(item, list) and isinstance(base.get(key, {}).get(field), list):
+                if field.startswith("mthp_") and field in base.get(key, {}):
                     out[key][field] = sorted({*base[key][field], *item})
         else:
             out[key] = value
@@ -282,6 +290,20 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         raise bad("zero.zero_hot_pages", True, "it needs percpu.rules = linux-2.6.10, whose lists know hot pages")
     if zero.init_on_free and old_lists:
         raise bad("zero.init_on_free", True, "the lists of linux-2.6.10 lose the zero state of what is freed")
+    queues = policy.percpu.rules == "page-queues"
+    if queues != (zero.scrub == "pagezero") and zero.scrub != "none":
+        raise bad("zero.scrub", zero.scrub, "pagezero, and no other, goes with percpu.rules = page-queues")
+    if queues and zero.init_on_free:
+        raise bad("zero.init_on_free", True, "page queues (percpu.rules) take freed pages as they are")
+    if queues and (policy.superpage.thp != "never" or policy.superpage.mthp_always or policy.superpage.mthp_madvise):
+        raise bad("superpage", policy.superpage, "page queues (percpu.rules) have single pages only")
+    if zero.scrub == "pagezero" and (zero.scrub_driver, zero.scrub_start, zero.scrub_stop, zero.scrub_load) != (
+        "cpu",
+        None,
+        None,
+        None,
+    ):
+        raise bad("zero.scrub", "pagezero", "it has its marks, and none of the fields of scrubd")
     if zero.scrub == "none" and (zero.scrub_driver, zero.scrub_start, zero.scrub_stop) != ("cpu", None, None):
         raise bad("zero.scrub", "none", "there is no scrubber to steer with the other scrub_* fields")
     if zero.init_on_free and zero.scrub != "none":

@@ -1,0 +1,28 @@
+"""Which parts a policy has: the code that its kernel has and linux-6.18 has not."""
+
+from __future__ import annotations
+
+from firsttouch._packed import packed
+from firsttouch.mm import freebsd
+from firsttouch.mm.parts import NO_PARTS, Part
+from firsttouch.mm.world import World
+from firsttouch.policy import Policy
+
+
+def parts_of(policy: Policy) -> dict[str, Part]:
+    """The parts of `policy`, by their places in `World.parts`."""
+    parts: dict[str, Part] = {}
+    if policy.percpu.rules == "page-queues":
+        parts |= {"take_block": freebsd.take_block, "free_folio": freebsd.free_folio}
+    if policy.zero.scrub == "pagezero":
+        parts |= {"next_block": freebsd.next_block, "block_done": freebsd.block_done}
+    return parts
+
+
+def with_parts(world: World, policy: Policy) -> World:
+    """`world` with the parts of `policy` compiled and in their places."""
+    parts = parts_of(policy)
+    if not parts:
+        return world
+    layout = packed(world)
+    return world._replace(parts=NO_PARTS._replace(**{place: part.place(layout) for place, part in parts.items()}))
