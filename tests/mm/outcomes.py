@@ -9,7 +9,8 @@ from hand_workload import Hand, linux, recorded, small_machine
 from firsttouch.mm.simulate import simulate
 from firsttouch.workload import SHARED, SHMEM, WRITABLE, WRITE
 
-POLICIES = ("", "+thp", "+mthp-16k+mthp-64k", "+populate", "+prezero-4k", "-per-vma-lock+fault-around-4")
+POLICIES = ("", "+thp", "+mthp-16k+mthp-64k", "+populate", "+prezero-4k", "-per-vma-lock+fault-around-4", "+promote-50",
+            "+promote-later-10")  # fmt: skip
 
 
 def family():
@@ -40,7 +41,7 @@ def family():
 
 
 def crowd():
-    """Five threads on two CPUs, all over one region."""
+    """Five threads on two CPUs, all over one region, who come back after a while."""
     h = Hand([2])
     v = h.vma(0, 1024)
     for i in range(5):
@@ -48,7 +49,15 @@ def crowd():
         h.write(t, v, *range(i, 600, 5), think_ns=90 * i)
         h.unmap(t, 100 * i, 100 * i + 50)
         h.touch(t, v, 511, WRITE)
+        h.sleep(t, 1_300_000)
+        h.write(t, v, *range(i, 600, 7))
     return h
+
+
+def quick(policy):
+    """With a daemon that wakes so often that short workloads meet it."""
+    superpage = msgspec.structs.replace(policy.superpage, promote_sleep_ms=1, promote_scan_pages=512)
+    return msgspec.structs.replace(policy, superpage=superpage)
 
 
 def workloads(small):
@@ -62,7 +71,7 @@ def workloads(small):
 def outcomes(small):
     """{workload and policy: outcome}"""
     return {
-        f"{name} {diffs}": msgspec.to_builtins(simulate(workload, small_machine(2), linux(diffs)))
+        f"{name} {diffs}": msgspec.to_builtins(simulate(workload, small_machine(2), quick(linux(diffs))))
         for name, workload in workloads(small).items()
         for diffs in (POLICIES[1::2] if small else POLICIES)
     }

@@ -299,7 +299,10 @@ def test_what_zeroing_ahead_saves_and_costs_is_in_faults_and_lines():
 
 def shipped():
     """Each base, and each diff with its base; a number where a name takes one."""
-    numbers = {"+fault-around-N": "+fault-around-16", "+mthp-Nk": "+mthp-64k"}
+    numbers = {
+        "+fault-around-N": "+fault-around-16", "+mthp-Nk": "+mthp-64k", "+promote-N": "+promote-50",
+        "+promote-later-N": "+promote-later-90",
+    }  # fmt: skip
     return [preset.extends + numbers.get(preset.name, preset.name) for preset in policy.presets()]
 
 

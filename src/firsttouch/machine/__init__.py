@@ -68,6 +68,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # parts of `trap` that page-table locks are held for; they show only where threads contend
     table_walk: Cost = Cost(ns=30.0, source="typical: three levels, in cache")
     table_install: Cost = Cost(ns=30.0, source="typical: one entry, counters, a list")
+    scan_entry: Cost = Cost(ns=4.0, source="typical: one entry and its page's flags read, in order")
     lock_waiter: Cost = Cost(ns=0.0, source="typical: queued spin locks, whose waiters do not disturb the holder")
     # several nodes, and several CPUs at one memory
     remote_page: Cost = Cost(ns=0.0, source="typical: one node")  # zeroing a base page of another node takes longer by

@@ -41,6 +41,7 @@ class CostTable(NamedTuple):
     install: int  # the part of `trap` that a page table's lock is held to write the entry
     handoff: int
     waiter: int  # what each spinning CPU adds to a hand-off
+    scan_entry: int  # a daemon looks at one entry and its page
     zone_page: int  # one page moved between lists under the zone lock
     remote_page: int  # zeroing a base page of another node takes longer by this
     bus_page: int  # least time from base page to base page that the CPUs of a node zero
@@ -101,6 +102,7 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         install=round(cost.table_install.ns),
         handoff=round(cost.lock_handoff.ns),
         waiter=round(cost.lock_waiter.ns),
+        scan_entry=round(cost.scan_entry.ns),
         zone_page=zone_page,
         remote_page=round(cost.remote_page.ns),
         bus_page=round(cost.bus_page.ns),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from firsttouch._packed import packed
-from firsttouch.mm import freebsd
+from firsttouch.mm import freebsd, khugepaged
 from firsttouch.mm.parts import NO_PARTS, Part
+from firsttouch.mm.promotion import promotes
 from firsttouch.mm.world import World
 from firsttouch.policy import Policy
 
@@ -16,6 +17,12 @@ def parts_of(policy: Policy) -> dict[str, Part]:
         parts |= {"take_block": freebsd.take_block, "free_folio": freebsd.free_folio}
     if policy.zero.scrub == "pagezero":
         parts |= {"next_block": freebsd.next_block, "block_done": freebsd.block_done}
+    if promotes(policy.superpage):
+        parts |= {
+            "promote_step": khugepaged.promote_step,
+            "promote_in_fault": khugepaged.in_fault,
+            "promote_fork": khugepaged.fork,
+        }
     return parts
 
 

@@ -35,7 +35,7 @@ class Outcome(msgspec.Struct, frozen=True):
     user_ns: int
     system_ns: int
     wall_ns: int
-    background_ns: int  # CPU time of the scrubber
+    background_ns: int  # CPU time of the scrubber, and of the daemon that promotes
     peak_bytes: int  # most memory mapped at one time
     untouched_bytes: int  # mapped, and never touched until unmapped or the end
     zeroed_hits: int  # allocations that wanted zeros and got a zeroed block
@@ -48,3 +48,4 @@ class Outcome(msgspec.Struct, frozen=True):
     disturbances: Disturbances
     out_of_memory: bool
     supply: list[tuple[int, int]]  # (t_ns, zeroed free bytes) over time, at most some hundred points
+    promotions: int = 0  # regions that became a superpage after their faults

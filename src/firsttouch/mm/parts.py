@@ -10,7 +10,7 @@ state kernel `(w, a, b, c, d) -> int` over the world, marked `@part`, that the m
     if w.parts.touch != 0:
         return call_part(w.parts.touch, w, cpu, t, e, limit_ns) != 0
 
-With the JIT off the place holds the function itself.
+With the JIT off the place holds the function itself. `kernels.py` says which policy has which.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from firsttouch._jit import JIT
 
 PartFunction = Callable[[Any, int, int, int, int], int]
+
 
 if JIT:
     from firsttouch._jit import callback
@@ -80,6 +81,9 @@ class Parts(NamedTuple):
     free_folio: Any  # in place of fault.free_folio
     next_block: Any  # in place of scrub.next_block, for the daemon of node 0
     block_done: Any  # in place of scrub.done
+    promote_step: Any  # one step of the daemon that promotes
+    promote_in_fault: Any  # after a fault has mapped a page of its own
+    promote_fork: Any  # after fork has copied page tables
 
 
-NO_PARTS = Parts(0, 0, 0, 0)
+NO_PARTS = Parts(0, 0, 0, 0, 0, 0, 0)

@@ -35,6 +35,7 @@ from firsttouch.mm.fault import (
 from firsttouch.mm.kernels import with_parts
 from firsttouch.mm.locks import CLASSES, MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
+from firsttouch.mm.parts import call_part
 from firsttouch.mm.pmap import (
     ANON_RW,
     NEAR,
@@ -54,6 +55,7 @@ from firsttouch.mm.pmap import (
     release_slot,
 )
 from firsttouch.mm.pmap import HUGE as HUGE_REGION
+from firsttouch.mm.promotion import NEXT_NS, NO_VMA, PROMOTED, ZEROED_PAGES
 from firsttouch.mm.sched import (
     IDLE,
     JOINING,
@@ -150,6 +152,9 @@ def run(w: World) -> None:
             if daemon_ns < min(first_ns, timer_ns):
                 scrub_in_idle_time(w, daemon_ns)
                 continue
+        if w.parts.promote_step != 0 and w.promotion.daemon[NEXT_NS] < min(first_ns, timer_ns) != NEVER_NS:
+            call_part(w.parts.promote_step, w, w.promotion.daemon[NEXT_NS], 0, 0, 0)
+            continue
         if timer_ns <= first_ns:
             if timer_ns == NEVER_NS:
                 t = blocked_thread(s)
@@ -163,7 +168,7 @@ def run(w: World) -> None:
             scrub_step(w, cpu)
         else:
             land(w, cpu)
-            run_thread(w, cpu, min(second_ns, timer_ns))
+            run_thread(w, cpu, min(second_ns, timer_ns, int(w.promotion.daemon[NEXT_NS])))
         if w.rules.scrub:
             now_ns = min(first_ns, timer_ns)
             if now_ns != NEVER_NS:
@@ -378,6 +383,8 @@ def teardown_step(w: World, cpu: int, t: int, mm: int) -> bool:
     while region < w.pmap.nr_regions[mm]:
         if w.pmap.slot[w.pmap.table[mm] + region] != NO_SLOT:
             unmap_range(w, cpu, mm, region << PMD_ORDER, (region + 1) << PMD_ORDER)
+            if w.parts.promote_in_fault != 0:
+                w.promotion.vma[w.pmap.slot[w.pmap.table[mm] + region]] = NO_VMA
             release_slot(w.pmap, mm, region)
             pr.step[t] = region + 1
             return False
@@ -401,6 +408,8 @@ def populate_step(w: World, cpu: int, t: int, e: int, op: int) -> bool:
     if slot == NO_SLOT:
         return True
     entry = entry_of(slot, page)
+    if w.parts.promote_in_fault != 0:
+        w.promotion.vma[slot] = v
     if pm.state[entry] & STATE != NONE:
         pr.step[t] = page + 1
         return False
@@ -459,6 +468,8 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
     w.mm_users[child_mm] += 1
     if child_mm != parent_mm and w.mm_users[child_mm] == 1:
         fork_tables(w.pmap, parent_mm, child_mm)
+        if w.parts.promote_fork != 0:
+            call_part(w.parts.promote_fork, w, parent_mm, child_mm, 0, 0)
     wake(w.sched, child, w.sched.clock_ns[cpu], w.rules.quantum_ns)
 
 
@@ -512,6 +523,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
     mapped_untouched = int(((w.pmap.state & STATE == ANON_RW) & (w.pmap.state & TOUCHED == 0)).sum())
     page_bytes = workload.page_bytes
     scrubbed_bytes = int(w.scrub.zeroed_bytes.sum())
+    promoted_bytes = int(w.promotion.counts[ZEROED_PAGES]) * page_bytes
     user_ns, system_ns = total[THINK_NS] + total[COLD_NS], total[SYSTEM_NS]
     if w.rules.recorded:
         # Gaps hold user and kernel time; how much of each is known of the recording as a whole.
@@ -535,7 +547,8 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         lock_wait_ns={name: int(ns) for name, ns in zip(CLASSES, w.locks.wait_ns, strict=True)},
         latency=latency_of(w),
         zeroed_in_fault_bytes=total[ZEROED_BYTES],
-        zeroed_ahead_bytes=scrubbed_bytes + total[HOT_ZEROED_BYTES],
+        zeroed_ahead_bytes=scrubbed_bytes + total[HOT_ZEROED_BYTES] + promoted_bytes,
+        promotions=int(w.promotion.counts[PROMOTED]),
         copied_bytes=total[COPIED_BYTES],
         disturbances=Disturbances(
             wakeups=int(w.scrub.nr_wakeups.sum()),

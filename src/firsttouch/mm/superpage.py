@@ -31,6 +31,12 @@ def allowed_orders(rules: Superpage, vma_flags: NDArray[np.int32]) -> NDArray[np
     return np.where(private_anon & (vma_flags & NOHUGE == 0), orders, 0).astype(np.int32)
 
 
+def fault_orders(rules: Superpage, vma_flags: NDArray[np.int32]) -> NDArray[np.int32]:
+    """[vma] bits of the orders that faults may use: without superpages where those come by promotion only."""
+    orders = allowed_orders(rules, vma_flags)
+    return orders if rules.at_first_touch else orders & ~np.int32(1 << PMD_ORDER)
+
+
 @state_kernel
 def superpage_fits(pm: Pmap, slot: int, start: int, end: int, page: int, orders: int) -> bool:
     """Whether the fault may map a whole region: order 9 allowed, inside the mapping, nothing of it mapped."""

@@ -23,6 +23,7 @@ from firsttouch.mm.pageq import PageQueues, make_queues, no_queues
 from firsttouch.mm.parts import NO_PARTS, Parts
 from firsttouch.mm.percpu import LINUX_6_18, Percpu, make_percpu
 from firsttouch.mm.pmap import Pmap, make_pmap
+from firsttouch.mm.promotion import Promotion, make_promotion
 from firsttouch.mm.sched import IDLE_YIELDS, NEVER_NS, NOBODY, Sched, make_sched
 from firsttouch.mm.scrub import (
     BY_FRACTION,
@@ -35,7 +36,7 @@ from firsttouch.mm.scrub import (
     next_opening_ns,
     scrub_rules,
 )
-from firsttouch.mm.superpage import allowed_orders
+from firsttouch.mm.superpage import fault_orders
 from firsttouch.policy import Policy
 from firsttouch.workload import Events, Threads, Vmas, Workload
 
@@ -113,6 +114,7 @@ class World(NamedTuple):
     progress: Progress
     prefault: Prefault
     hooks: Hooks
+    promotion: Promotion
     mm_users: NDArray[np.int32]  # [mm] threads in it
     scrub_rules: ScrubRules
     load: Load
@@ -190,7 +192,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         events=workload.events,
         threads=threads,
         vmas=workload.vmas,
-        vma_orders=allowed_orders(policy.superpage, workload.vmas.flags),
+        vma_orders=fault_orders(policy.superpage, workload.vmas.flags),
         progress=Progress(
             stage=np.zeros(nr_threads, np.uint8),
             think_ns=np.zeros(nr_threads, np.int64),
@@ -209,6 +211,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             ahead.prefault, ahead.prefault_max_order, ahead.prefault_max_pages, ahead.prefault_min_run, nr_threads
         ),
         hooks=load_hooks(policy.hooks),
+        promotion=make_promotion(policy.superpage, workload.vmas.flags, nr_slots),
         mm_users=np.zeros(nr_mms, np.int32),
         scrub_rules=rules,
         load=make_load(),

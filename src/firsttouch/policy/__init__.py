@@ -63,6 +63,16 @@ class Superpage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mthp_always: list[int] = []  # orders 2..8 that every anonymous mapping may use
     mthp_madvise: list[int] = []  # orders that only advised mappings may use
     use_zero_page: bool = True  # a read fault may map the huge zero page
+    at_first_touch: bool = True  # faults map superpages; false: they come by promotion only
+    # a daemon promotes regions of base pages: in order of address as khugepaged does, or by access coverage
+    promote: Literal["never", "khugepaged", "coverage"] = "never"
+    promote_min_ratio: float = 0.0  # of a region's pages that must be mapped
+    promote_max_none: int = 511  # pages of a region that may be unmapped (max_ptes_none)
+    promote_max_shared: int = 256  # pages that may be shared (max_ptes_shared)
+    promote_scan_pages: int = 4096  # entries that it looks at in one wake (pages_to_scan)
+    promote_sleep_ms: int = 10_000  # from one wake to the next (scan_sleep_millisecs)
+    promote_alloc_sleep_ms: int = 60_000  # after an allocation that failed (alloc_sleep_millisecs)
+    promote_in_fault_ratio: float = 0.0  # a fault that maps this part of a region promotes it; 0: never
 
 
 class Locks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,13 +228,15 @@ def _match(rest: str, files: dict[str, dict[str, Any]]) -> tuple[str | None, dic
 
 
 def _put_number(tree: Any, number: int) -> Any:
-    """Put the number in: for `"N * 1024"` and `"log2(N / 4)"` an integer, for an `N` in other text its digits."""
+    """Put the number in: `"N * 1024"`, `"N / 100"`, `"log2(N / 4)"` become numbers; an `N` in other text its digits."""
     if isinstance(tree, dict):
         return {key: _put_number(value, number) for key, value in tree.items()}
     if isinstance(tree, list):
         return [_put_number(value, number) for value in tree]
     if tree == "N * 1024":
         return number * 1024
+    if tree == "N / 100":
+        return number / 100
     if tree == "log2(N / 4)":
         order = (number // 4).bit_length() - 1
         if number != 4 << order or not 2 <= order < PMD_ORDER:
@@ -323,6 +335,24 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         for order in orders:
             if not 2 <= order < PMD_ORDER:
                 raise bad(f"superpage.{field}", order, "mTHP orders are 2 to 8; order 9 is `thp`")
+    pages = policy.superpage
+    promotes = pages.promote != "never" or pages.promote_in_fault_ratio > 0
+    if promotes and pages.thp == "never":
+        raise bad("superpage.thp", "never", "promotion needs mappings that may have superpages: madvise or always")
+    if pages.thp != "never" and not pages.at_first_touch and not promotes:
+        raise bad("superpage.at_first_touch", False, "nothing promotes, so superpages would never come")
+    for field in ("promote_min_ratio", "promote_in_fault_ratio"):
+        if not 0 <= getattr(pages, field) <= 1:
+            raise bad(f"superpage.{field}", getattr(pages, field), "a ratio is 0 to 1")
+    for field, least, most in (
+        ("promote_max_none", 0, 511),
+        ("promote_max_shared", 0, 512),
+        ("promote_scan_pages", 1, 1 << 40),
+        ("promote_sleep_ms", 1, 10**12),
+        ("promote_alloc_sleep_ms", 0, 10**12),
+    ):
+        if not least <= getattr(pages, field) <= most:
+            raise bad(f"superpage.{field}", getattr(pages, field), f"it is {least} to {most}")
     if policy.percpu.batch_pages < 0 or policy.sched.quantum_ns < 1:
         raise bad(
             "percpu.batch_pages or sched.quantum_ns",
