@@ -11,7 +11,9 @@ import pytest
 
 from firsttouch.errors import FirsttouchError, NotHere
 from firsttouch.record import perf_event as pe
+from firsttouch.record.idle import IdleWatch
 from firsttouch.record.recorder import attach, record
+from firsttouch.trace.raw import RawReader
 from firsttouch.trace.schema import FILE, KERNEL, UNKNOWN_ACCESS, WRITE
 from firsttouch.trace.store import Trace
 
@@ -31,10 +33,12 @@ def touching(pages: int) -> list[str]:
     return [*PYTHON, TOUCH.format(pages=pages)]
 
 
-def recorder(target: Path, command: list[str], level: str = "auto", **options: object) -> subprocess.Popen[bytes]:
-    """A recorder in a process of its own, which exits as the program did."""
+def recorder(
+    target: Path, command: list[str], level: str = "auto", first: str = "", **options: object
+) -> subprocess.Popen[bytes]:
+    """A recorder in a process of its own, which exits as the program did; `first` it runs other Python code."""
     script = (
-        "import sys; from firsttouch.record.recorder import record\n"
+        f"import sys; from firsttouch.record.recorder import record\n{first}\n"
         f"sys.exit(record({command!r}, {str(target)!r}, level={level!r}).exit_status)"
     )
     return subprocess.Popen([sys.executable, "-c", script], **options)
@@ -369,6 +373,53 @@ def test_kill_9_leaves_a_readable_trace(target, tmp_path):
         assert trace.meta["wall_ns"] is None
         assert trace.meta["level"] == "basic"
         assert trace.sql("SELECT count(*) FROM touch")[0][0] > 500
+
+
+NO_IDLE_CPU = "from firsttouch.record.idle import IdleWatch; IdleWatch.has_idle_cpu = lambda watch: False"
+
+
+def test_kill_9_on_a_busy_machine_leaves_a_readable_trace(target, tmp_path):
+    running = recorder(target, endless(tmp_path), "basic", first=NO_IDLE_CPU)
+    raw = target.with_name(target.name + ".raw")
+    wait_for(lambda: raw.exists() and raw.stat().st_size > 500_000)
+    with RawReader(raw) as reader:
+        wait_for(lambda: reader.next() is not None and reader.at > 500_000)  # a look is whole or it is not there
+    running.kill()
+    running.wait()
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    with Trace(target) as trace:
+        assert trace.meta["finished"] is False
+        ((touches, mapped),) = trace.sql("SELECT count(*), count(*) FILTER (map_id >= 0) FROM touch")
+        assert touches > 5000
+        assert mapped > 0.99 * touches
+    assert not raw.exists()
+
+
+def test_a_busy_machine_folds_all_in_at_the_end(target, monkeypatch):
+    monkeypatch.setattr("firsttouch.record.idle.IdleWatch.has_idle_cpu", lambda _: False)
+    done = record(touching(5000), target, level="basic")
+    assert done.touches >= 5000
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+    with Trace(target) as trace:
+        assert trace.sql("SELECT count(*) FROM touch") == [(done.touches,)]
+
+
+def test_cpu_time_that_nobody_uses_is_noticed(monkeypatch):
+    now = {"s": 0.0, "idle": 100, "used": 0.0}
+    monkeypatch.setattr("firsttouch.record.idle.time.monotonic", lambda: now["s"])
+    monkeypatch.setattr("firsttouch.record.idle.IdleWatch._clocks", lambda _: (now["idle"], now["used"]))
+    watch = IdleWatch()
+    assert not watch.has_idle_cpu()  # nothing is known yet
+    for idle, used, expected in ((0.01, 0.0, False), (0.1, 0.0, True), (0.0, 0.06, True), (0.04, 0.005, False)):
+        now["s"] += 0.1
+        now["idle"] += idle
+        now["used"] += used
+        assert watch.has_idle_cpu() is expected
+        now["s"] += 0.05  # too soon to say anything else
+        now["idle"] += 1
+        assert watch.has_idle_cpu() is expected
+        now["s"] -= 0.05
+        now["idle"] -= 1
 
 
 @pytest.mark.parametrize(("number", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False)])

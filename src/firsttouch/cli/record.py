@@ -13,6 +13,8 @@ from firsttouch.cli import terminal
 if TYPE_CHECKING:
     from firsttouch.record.recorder import Progress, Recording
 
+MUCH_BEHIND_BYTES = 32 << 20
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the verb."""
@@ -51,7 +53,9 @@ def record(
     from firsttouch.record import recorder
 
     if command is not None:
-        result = recorder.record(command, output, level=level, stacks=stacks, as_is=as_is, force=force)
+        result = recorder.record(
+            command, output, level=level, stacks=stacks, as_is=as_is, force=force, progress=say_what_is_behind
+        )
     else:
         assert pid is not None
         with AttachProgress(seconds) as progress:
@@ -77,6 +81,12 @@ def report(result: Recording, *, kept: bool = True) -> None:
         terminal.note(f"the program's exit status was {result.exit_status}")
 
 
+def say_what_is_behind(progress: Progress) -> None:
+    """Say that the program has ended and we have not, where that takes more than a moment."""
+    if progress.ended and progress.behind_bytes > MUCH_BEHIND_BYTES:
+        terminal.note(f"the program has ended; making tables of {progress.behind_bytes >> 20} MiB of records")
+
+
 class AttachProgress:
     """A bar of the seconds gone by, on a terminal."""
 
@@ -89,8 +99,12 @@ class AttachProgress:
 
     def __call__(self, progress: Progress) -> None:
         """Called by the recorder some times a second."""
+        if progress.ended:
+            self._bar.close()
+            say_what_is_behind(progress)
+            return
         done = min(int(progress.elapsed_s), int(self.seconds))
-        self._bar(f"s, {progress.touches:,} touches", done, max(1, int(self.seconds)))
+        self._bar(f"s, {progress.nr_bytes >> 10:,} KiB of records", done, max(1, int(self.seconds)))
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

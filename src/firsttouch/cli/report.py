@@ -30,13 +30,12 @@ def report(
     from firsttouch.cli.whatif import Options
     from firsttouch.report.exports import write_text
     from firsttouch.report.html import render
-    from firsttouch.trace import Trace
     from firsttouch.whatif import whatif as evaluate
 
     target = output or file.with_suffix(".html")
     terminal.check_new(target, force)
     options = Options(machine, policies)
-    with Trace(file) as trace:
+    with terminal.open_trace(file) as trace:
         with terminal.StepProgress() as progress:
             result = evaluate(trace, policies=options.policies, machine=options.machine, progress=progress)
         write_text(target, render(result, trace), force=force)

@@ -17,9 +17,12 @@ from firsttouch.errors import FirsttouchError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from firsttouch.trace.store import Trace
+
 _AFTER_DASHES = "firsttouch.command"
 _GROUPS = ("trace",)
 WIDTH = 100  # where output is no terminal
+MANY_TOUCHES = 200_000
 
 
 class TakesCommand(TyperCommand):
@@ -77,6 +80,20 @@ def console(*, stderr: bool = False) -> Console:
 def note(text: str) -> None:
     """A line on stderr that is worth keeping."""
     print(f"firsttouch: {text}", file=sys.stderr, flush=True)
+
+
+def open_trace(path: Path) -> Trace:
+    """A trace for reading; says so when what a killed recorder left has to be folded in first."""
+    from firsttouch.trace.store import Trace
+
+    said: list[int] = []
+
+    def progress(touches: int) -> None:
+        if touches >= MANY_TOUCHES and not said:
+            said.append(touches)
+            note(f"the recorder of {path} was killed; making tables of what it left")
+
+    return Trace(path, progress)
 
 
 class StepProgress:

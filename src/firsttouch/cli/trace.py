@@ -27,9 +27,8 @@ def info(
 ) -> None:
     """Say what is in a trace: how it was made, what was touched, where, and by whom."""
     from firsttouch.report import summary, tables
-    from firsttouch.trace import Trace
 
-    with Trace(file) as trace:
+    with terminal.open_trace(file) as trace:
         facts, mappings = summary.facts(trace), summary.mappings(trace)
         if as_json:
             terminal.print_json({"meta": trace.meta, "facts": dict(facts), "mappings": dict(mappings)})
@@ -46,10 +45,9 @@ def check(
 ) -> None:
     """Check that a trace is whole and that its rows make sense; exit 1 when not."""
     from firsttouch.report import tables
-    from firsttouch.trace import Trace
     from firsttouch.trace.check import check as checks
 
-    with Trace(file) as trace:
+    with terminal.open_trace(file) as trace:
         results = checks(trace)
     good = all(result.ok for result in results)
     if as_json:
@@ -72,8 +70,7 @@ def export(
 ) -> None:
     """Write a trace for another tool: Parquet (a folder), speedscope (needs --stacks), or Perfetto."""
     from firsttouch.report.exports import export as write
-    from firsttouch.trace import Trace
 
-    with Trace(file) as trace:
+    with terminal.open_trace(file) as trace:
         write(trace, form, output, force=force)
     terminal.note(f"{form} is in {output}")

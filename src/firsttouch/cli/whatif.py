@@ -51,14 +51,14 @@ def whatif(
     if file is not None:
         show(file, options, as_json=as_json, plain=plain, html=html, force=force)
         return
-    from firsttouch.cli.record import report
+    from firsttouch.cli.record import report, say_what_is_behind
     from firsttouch.record import recorder
 
     assert command is not None
     with tempfile.TemporaryDirectory(prefix="firsttouch-") as folder:
         path = output or Path(folder) / f"{Path(command[0]).name or 'program'}.ftt"
         with terminal.stdout_to_stderr(as_json):
-            result = recorder.record(command, path, level=level, force=force)
+            result = recorder.record(command, path, level=level, force=force, progress=say_what_is_behind)
         report(result, kept=output is not None)
         show(path, options, as_json=as_json, plain=plain, html=html, force=force)
 
@@ -85,10 +85,9 @@ def show(
     force: bool = False,
 ) -> None:
     """Evaluate a trace and print it in the form that was asked for."""
-    from firsttouch.trace import Trace
     from firsttouch.whatif import whatif as evaluate
 
-    with Trace(path) as trace:
+    with terminal.open_trace(path) as trace:
         with terminal.StepProgress() as progress:
             result = evaluate(trace, policies=options.policies, machine=options.machine, progress=progress)
         if html is not None:

@@ -52,7 +52,7 @@ def examine() -> list[Finding]:
 
 def record_basic() -> Finding:
     """Whether the page-faults event opens, for this process itself."""
-    event = pe.Event(pe.TYPE_SOFTWARE, pe.SW_PAGE_FAULTS, pe.SAMPLE_IDENTIFIER, pe.DISABLED | pe.EXCLUDE_KERNEL)
+    event = pe.Event(pe.TYPE_SOFTWARE, pe.SW_PAGE_FAULTS, pe.SAMPLE_TIME, pe.DISABLED | pe.EXCLUDE_KERNEL)
     try:
         os.close(pe.open_event(event, 0, -1))
     except OSError as error:
@@ -66,7 +66,7 @@ def record_full() -> Finding:
     name = "record full"
     try:
         point = tracepoints.read()["exceptions/page_fault_user"]
-        sample = pe.SAMPLE_IDENTIFIER | pe.SAMPLE_RAW
+        sample = pe.SAMPLE_TIME | pe.SAMPLE_RAW
         os.close(pe.open_event(pe.Event(pe.TYPE_TRACEPOINT, point.id, sample, pe.DISABLED), 0, -1))
     except FirsttouchError as error:
         return Finding(name, False, "no", error.message, "sudo firsttouch record ...")
@@ -126,7 +126,7 @@ def seccomp() -> Finding:
 
 def counters(host: HostFacts) -> Finding:
     """Whether the CPU's own counters are there. Nothing here needs them."""
-    event = pe.Event(pe.TYPE_HARDWARE, pe.HW_CPU_CYCLES, pe.SAMPLE_IDENTIFIER, pe.DISABLED | pe.EXCLUDE_KERNEL)
+    event = pe.Event(pe.TYPE_HARDWARE, pe.HW_CPU_CYCLES, pe.SAMPLE_TIME, pe.DISABLED | pe.EXCLUDE_KERNEL)
     try:
         os.close(pe.open_event(event, 0, -1))
     except OSError as error:

@@ -15,20 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firsttouch.errors import FirsttouchError, NotHere
+from firsttouch.trace.raw import SAMPLE_ADDR as SAMPLE_ADDR
+from firsttouch.trace.raw import SAMPLE_CALLCHAIN as SAMPLE_CALLCHAIN
+from firsttouch.trace.raw import SAMPLE_IP as SAMPLE_IP
+from firsttouch.trace.raw import SAMPLE_RAW as SAMPLE_RAW
+from firsttouch.trace.raw import SAMPLE_TID as SAMPLE_TID
+from firsttouch.trace.raw import SAMPLE_TIME as SAMPLE_TIME
 
 TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_TRACEPOINT = 0, 1, 2
 HW_CPU_CYCLES = 0
 SW_PAGE_FAULTS = 2
-
-# attr.sample_type, in the order in which a sample holds the fields (IDENTIFIER stands first)
-SAMPLE_IP = 1 << 0
-SAMPLE_TID = 1 << 1
-SAMPLE_TIME = 1 << 2
-SAMPLE_ADDR = 1 << 3
-SAMPLE_CALLCHAIN = 1 << 5
-SAMPLE_CPU = 1 << 7
-SAMPLE_RAW = 1 << 10
-SAMPLE_IDENTIFIER = 1 << 16
 
 # attr's bit field
 DISABLED = 1 << 0

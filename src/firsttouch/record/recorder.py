@@ -1,7 +1,8 @@
 """Recording a program: fork it, open the events, drain the rings, write the trace.
 
-Two threads: the caller's drains the rings (it must never be late, or the kernel drops records), the other assembles
-and commits. Between them is a backlog of bounded size; when it is full the rings fill up, and what is lost is counted.
+Two threads: the caller's writes what is in the rings to the raw file beside the trace (it must never be late, or the
+kernel drops records), the other folds that into the trace, but only while a CPU is idle: a program that uses every CPU
+pays for its records and for one write of them, and for the tables after it has ended.
 """
 
 from __future__ import annotations
@@ -15,45 +16,47 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
+import msgspec
 
 from firsttouch.errors import FirsttouchError, NotHere
 from firsttouch.record import perf_event as pe
-from firsttouch.record import ring, tracepoints
-from firsttouch.record.assemble import Assembler, read_threads
+from firsttouch.record import tracepoints
 from firsttouch.record.child import AS_PARENT, Child, Conditions
-from firsttouch.record.ring import Layout, Ring, Rows, read_chunk
-from firsttouch.trace.store import TraceWriter
+from firsttouch.record.idle import IdleWatch
+from firsttouch.record.ring import Ring
+from firsttouch.record.running import has_thp_off, process_command, process_usage, read_process, read_threads
+from firsttouch.trace import decode
+from firsttouch.trace.assemble import Assembler
+from firsttouch.trace.fold import Folder, warm_up
+from firsttouch.trace.raw import NR_ARGS, Header, RawReader, RawWriter, RingFormat, raw_path
+from firsttouch.trace.store import TraceWriter, wal_path
 
-COMMIT_S = 0.8
-COMMIT_ROWS = 100_000  # or as soon as there are so many touches: the log takes these cheaply, see DuckDB row groups
 POLL_MS = 200
 SETTLE_NS = 2_000_000  # a record may reach its ring this long after its time stamp (an interrupted, or stolen, CPU)
-BACKLOG_ROWS = 4_000_000  # some 60 bytes each
-POLITE_ROWS = 1_000_000  # up to this backlog the writer leaves the CPUs to the program
 POLITE_NICE = 10
 ROOT_RING_BYTES = 8 << 20
 USER_RING_BYTES = 4 << 20
 DEFAULT_FAULT_AROUND_BYTES = 64 << 10
 
-_SAMPLE = pe.SAMPLE_IDENTIFIER | pe.SAMPLE_TID | pe.SAMPLE_TIME | pe.SAMPLE_CPU
+_UNLIMITED_STACK_BYTES = 1 << 30
+_SAMPLE = pe.SAMPLE_TID | pe.SAMPLE_TIME
 _FLAGS = pe.DISABLED | pe.INHERIT | pe.WATERMARK | pe.SAMPLE_ID_ALL | pe.USE_CLOCKID
 _ROLES = {
-    "exceptions/page_fault_user": ring.ROLE_FAULT_USER,
-    "exceptions/page_fault_kernel": ring.ROLE_FAULT_KERNEL,
-    "syscalls/sys_enter_munmap": ring.MUNMAP,
-    "syscalls/sys_enter_madvise": ring.MADVISE,
-    "syscalls/sys_exit_brk": ring.BRK,
-    "syscalls/sys_enter_mremap": ring.MREMAP,
-    "syscalls/sys_exit_mremap": ring.MREMAP_EXIT,
-    "syscalls/sys_enter_mmap": ring.MMAP_CALL,
-    "syscalls/sys_exit_mmap": ring.MMAP_EXIT,
-    "sched/sched_waking": ring.WAKING,
+    "exceptions/page_fault_user": decode.ROLE_FAULT_USER,
+    "exceptions/page_fault_kernel": decode.ROLE_FAULT_KERNEL,
+    "syscalls/sys_enter_munmap": decode.MUNMAP,
+    "syscalls/sys_enter_madvise": decode.MADVISE,
+    "syscalls/sys_exit_brk": decode.BRK,
+    "syscalls/sys_enter_mremap": decode.MREMAP,
+    "syscalls/sys_exit_mremap": decode.MREMAP_EXIT,
+    "syscalls/sys_enter_mmap": decode.MMAP_CALL,
+    "syscalls/sys_exit_mmap": decode.MMAP_EXIT,
+    "sched/sched_waking": decode.WAKING,
 }
 
 
@@ -62,8 +65,10 @@ class Progress:
     """How a recording is getting on."""
 
     elapsed_s: float
-    touches: int
+    nr_bytes: int  # records so far
+    behind_bytes: int  # of these not in the tables yet
     lost: int
+    ended: bool = False  # the program has; what is behind is folded in now
 
 
 @dataclass(frozen=True)
@@ -209,11 +214,12 @@ def attach(
         pidfd = os.pidfd_open(pid)
         try:
             session.start()
+            session.add_process(pid)
             events.enable()
-            session.assembler.add_process(pid, session.assembler.start_ns)
+            session.add_process(pid)  # what changed in between: /proc shows it, or an event does, or both
             with interrupt_noted() as interrupted:
                 session.drain_until(pidfd, seconds=seconds, stop=interrupted)
-            wall_ns = time.monotonic_ns() - session.assembler.start_ns
+            wall_ns = time.monotonic_ns() - session.start_ns
             after = process_usage(pid) or before
             session.stop()
         except BaseException:
@@ -249,7 +255,7 @@ class Events:
         if level not in ("auto", "basic", "full"):
             raise FirsttouchError(f"there is no level {level!r}", "levels are auto, basic and full")
         self.rings: list[Ring] = []
-        self.layouts: list[Layout] = []
+        self.formats: list[RingFormat] = []
         self._fds: list[int] = []
         self._tids = list(tids)
         self._process = process
@@ -282,29 +288,27 @@ class Events:
             of = f" for pid {process}" if process else ""
             raise pe.refusal(error, f"the page-faults event{of}", process) from None
 
-    def _basic(self) -> list[tuple[pe.Event, int, tuple[int, ...]]]:
+    def _basic(self) -> list[tuple[pe.Event, int, int, tuple[int, ...]]]:
         sample = _SAMPLE | pe.SAMPLE_IP | pe.SAMPLE_ADDR | self._chain()
         flags = self._flags | pe.SIDE_BAND | pe.EXCLUDE_KERNEL | pe.EXCLUDE_HV | pe.EXCLUDE_CALLCHAIN_KERNEL
-        return [(pe.Event(pe.TYPE_SOFTWARE, pe.SW_PAGE_FAULTS, sample, flags), ring.ROLE_FAULT, ())]
+        return [(pe.Event(pe.TYPE_SOFTWARE, pe.SW_PAGE_FAULTS, sample, flags), 0, decode.ROLE_FAULT, ())]
 
-    def _full(self) -> list[tuple[pe.Event, int, tuple[int, ...]]]:
+    def _full(self) -> list[tuple[pe.Event, int, int, tuple[int, ...]]]:
+        """All tracepoints; their samples hold the same fields, so that nothing need say which event one is of."""
         events = []
+        sample = _SAMPLE | pe.SAMPLE_RAW | self._chain()
         for name, point in tracepoints.read().items():
             role = _ROLES[name]
-            sample = _SAMPLE | pe.SAMPLE_RAW
-            flags = self._flags
-            if role >= ring.ROLE_FAULT:
-                sample |= self._chain()
-                flags |= pe.EXCLUDE_CALLCHAIN_KERNEL
-            if role == ring.ROLE_FAULT_USER:
+            flags = self._flags | pe.EXCLUDE_CALLCHAIN_KERNEL
+            if role == decode.ROLE_FAULT_USER:
                 flags |= pe.SIDE_BAND
-            events.append((pe.Event(pe.TYPE_TRACEPOINT, point.id, sample, flags), role, point.offsets))
+            events.append((pe.Event(pe.TYPE_TRACEPOINT, point.id, sample, flags), point.id, role, point.offsets))
         return events
 
     def _chain(self) -> int:
         return pe.SAMPLE_CALLCHAIN if self._stacks else 0
 
-    def _open(self, events: list[tuple[pe.Event, int, tuple[int, ...]]]) -> None:
+    def _open(self, events: list[tuple[pe.Event, int, int, tuple[int, ...]]]) -> None:
         root = os.geteuid() == 0
         size = self._ring_bytes or (ROOT_RING_BYTES if root else USER_RING_BYTES)
         cpus = online_cpus()
@@ -317,14 +321,12 @@ class Events:
                     "try: sudo sysctl kernel.perf_event_mlock_kb=2048",
                 )
 
-    def _open_cpus(self, events: list[tuple[pe.Event, int, tuple[int, ...]]], cpus: list[int], size: int) -> bool:
+    def _open_cpus(self, events: list[tuple[pe.Event, int, int, tuple[int, ...]]], cpus: list[int], size: int) -> bool:
         """Open everything with rings of `size` bytes; False (and nothing is open) if they may not be pinned."""
         for cpu in cpus:
             owner = -1
-            ids, roles, samples = [], [], []
-            offsets = []
             for tid in self._tids:
-                for event, role, fields in events:
+                for event, _, _, _ in events:
                     try:
                         fd = pe.open_event(event, tid, cpu, size // 4)
                     except ProcessLookupError:
@@ -341,16 +343,15 @@ class Events:
                             return False
                     else:
                         fcntl.ioctl(fd, pe.IOC_SET_OUTPUT, owner)
-                    ids.append(pe.event_id(fd))
-                    roles.append(role)
-                    samples.append(event.sample_type)
-                    offsets.append([*fields, *[-1] * (ring.NR_ARGS - len(fields))])
-            self.layouts.append(
-                Layout(
-                    np.array(ids, np.uint64), np.array(roles, np.int32), np.array(samples, np.int64),
-                    np.array(offsets, np.int32).reshape(-1, ring.NR_ARGS),
+            self.formats.append(
+                RingFormat(
+                    cpu=cpu,
+                    sample_type=events[0][0].sample_type,
+                    points=[point for _, point, _, _ in events],
+                    roles=[role for _, _, role, _ in events],
+                    offsets=[[*fields, *[-1] * (NR_ARGS - len(fields))] for _, _, _, fields in events],
                 )
-            )  # fmt: skip
+            )
         return True
 
     def enable(self) -> None:
@@ -374,24 +375,13 @@ class Events:
             one.close()
         for fd in self._fds:
             os.close(fd)
-        self.rings, self.layouts, self._fds = [], [], []
+        self.rings, self.formats, self._fds = [], [], []
 
     def __enter__(self) -> Events:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@dataclass
-class _Backlog:
-    """What the draining thread hands to the writing one."""
-
-    ready: threading.Condition = field(default_factory=threading.Condition)
-    batches: list[tuple[int, list[Rows]]] = field(default_factory=list)  # (everything up to this time is there, rows)
-    nr_rows: int = 0
-    ended: bool = False
-    yielded: bool = False  # the writer has returned because it was too slow
 
 
 class Session:
@@ -402,19 +392,32 @@ class Session:
     ) -> None:
         self.events = events
         self.writer = writer
-        self.assembler = Assembler(time.monotonic_ns(), os.sysconf("SC_PAGESIZE"), stacks=stacks)
         self.error: BaseException | None = None
-        self._lost_records = 0
-        self._skipped = 0
+        self._header = Header(
+            start_ns=0, page_bytes=os.sysconf("SC_PAGESIZE"), stack_bytes=stack_limit_bytes(), stacks=stacks,
+            rings=events.formats,
+        )  # fmt: skip
         self._progress = progress
-        self._backlog = _Backlog()
-        self._thread = threading.Thread(target=self._write, args=(POLITE_NICE,), name="firsttouch-writer", daemon=True)
-        read_chunk(np.empty(0, np.uint32), events.layouts[0])  # compile before the program runs
+        self._idle = IdleWatch()
+        self._more = threading.Condition()  # there is more in the raw file, or there never will be
+        self._ended = False
+        self._thread = threading.Thread(target=self._fold, name="firsttouch-writer", daemon=True)
+        warm_up(events.formats[0])  # before the program runs
+
+    @property
+    def start_ns(self) -> int:
+        """When times began to count, on CLOCK_MONOTONIC."""
+        return self._header.start_ns
+
+    @property
+    def assembler(self) -> Assembler:
+        """What is known of the program so far; all of it after `stop`."""
+        return self._folder.assembler
 
     @property
     def lost(self) -> int:
         """Records lost so far."""
-        return max(self._lost_records, self.events.lost() or 0)
+        return max(self._folder.lost, self.events.lost() or 0)
 
     def describe(
         self, *, command: list[str], as_is: bool, base_pages: bool, facts: dict[str, Any], **more: Any
@@ -423,7 +426,7 @@ class Session:
         around = facts.get("fault_around_bytes")
         self.writer.meta(
             command=command, level=self.events.level, level_why=self.events.why, as_is=as_is, base_pages=base_pages,
-            fault_around_bytes=around or DEFAULT_FAULT_AROUND_BYTES, page_bytes=self.assembler.page_bytes, host=facts,
+            fault_around_bytes=around or DEFAULT_FAULT_AROUND_BYTES, page_bytes=self._header.page_bytes, host=facts,
             lost=0, wall_ns=None, user_ns=None,
             system_ns=None, minflt=None, majflt=None, exit=None, unseen=None, threads=None, descendants_left=None,
             **more,
@@ -431,10 +434,17 @@ class Session:
 
     def start(self) -> None:
         """Start the writing thread; times count from here."""
-        self.assembler.start_ns = time.monotonic_ns()
-        self.writer.meta(start_monotonic_ns=self.assembler.start_ns, start_unix_s=time.time())
+        self._header = msgspec.structs.replace(self._header, start_ns=time.monotonic_ns())
+        self.writer.meta(start_monotonic_ns=self._header.start_ns, start_unix_s=time.time())
         self.writer.commit({})
+        self._raw = RawWriter(raw_path(self.writer.path), self._header)
+        self._reader = RawReader(self._raw.path)
+        self._folder = Folder(self._reader, self.writer)
         self._thread.start()
+
+    def add_process(self, pid: int) -> None:
+        """Note what /proc says of a process that runs already."""
+        self._raw.process(time.monotonic_ns(), read_process(pid))
 
     def drain_until(self, pidfd: int, *, seconds: float = float("inf"), stop: threading.Event | None = None) -> None:
         """Drain the rings until the process ends, the time is up, or `stop` is set."""
@@ -454,105 +464,88 @@ class Session:
                 elif what & (select.POLLHUP | select.POLLERR):
                     poll.unregister(fd)
             self._drain()
-            if self._progress is not None:
-                self._progress(Progress(time.monotonic() - begin, self.assembler.nr_touches, self._lost_records))
+            self._tell(begin)
             if ended:
                 return
 
+    def _tell(self, begin_s: float, *, ended: bool = False) -> None:
+        if self._progress is not None:
+            nr_bytes = self._raw.nr_bytes
+            behind = nr_bytes - self._reader.at
+            self._progress(Progress(time.monotonic() - begin_s, nr_bytes, behind, self._folder.lost, ended))
+
     def stop(self) -> None:
-        """Record no more; assemble what is left."""
+        """Record no more; fold in what is left."""
         self.events.disable()
-        self._drain(last=True)
+        self._drain()
+        self._tell(self.start_ns / 1e9, ended=True)
+        with self._more:
+            self._ended = True
+            self._more.notify()
         self._thread.join()
-        if self._backlog.yielded:
-            self._write(0)
 
     def finish(self, **meta: Any) -> None:
         """Write the end of the trace. Raises what went wrong in the writing thread."""
-        if self.error is not None:
-            self._give_up()
-            raise self.error
         try:
-            self.writer.meta(lost=self.lost, skipped=self._skipped, threads=len(self.assembler.threads), **meta)
-            self.writer.commit(self.assembler.take_symbols())
+            if self.error is not None:
+                raise self.error
+            self.writer.meta(lost=self.lost, skipped=self._folder.skipped, threads=len(self.assembler.threads), **meta)
             self.writer.close()
-        except FirsttouchError:
-            self._give_up()
+            self._raw.remove()
+        except BaseException:
+            self.writer.leave()
             raise
+        finally:
+            self._reader.close()
+            self._raw.close()
 
     def abandon(self) -> None:
         """Nothing was recorded: leave no trace behind."""
         if self._thread.is_alive():
-            with self._backlog.ready:
-                self._backlog.ended = True
-                self._backlog.ready.notify()
+            with self._more:
+                self._ended = True
+                self._more.notify()
             self._thread.join()
-        self._give_up()
-        for path in (self.writer.path, self.writer.path.with_name(self.writer.path.name + ".wal")):
+        self.writer.leave()
+        for path in (self.writer.path, wal_path(self.writer.path), raw_path(self.writer.path)):
             path.unlink(missing_ok=True)
 
-    def _give_up(self) -> None:
-        """Close the file as it is."""
-        self.writer.__exit__(FirsttouchError, None, None)
-
-    def _drain(self, last: bool = False) -> None:
-        """Look at each ring once and hand over what is there."""
-        backlog = self._backlog
+    def _drain(self) -> None:
+        """Look at each ring once and write down what is there."""
         if self.error is not None:
             return  # the disk is full, or the like: the program goes on, unrecorded
-        if backlog.nr_rows > BACKLOG_ROWS and not last:
-            return
         now_ns = time.monotonic_ns()
-        rows = []
-        for one, layout in zip(self.events.rings, self.events.layouts, strict=True):
-            chunk = read_chunk(one.take(), layout)
-            self._lost_records += chunk.lost
-            self._skipped += chunk.skipped
-            rows.append(self.assembler.take_chunk(chunk))
-        with backlog.ready:
-            backlog.batches.append((now_ns - SETTLE_NS, rows))
-            backlog.nr_rows += sum(len(part.t_ns) for part in rows)
-            backlog.ended = last
-            backlog.ready.notify()
-        if backlog.yielded:  # a thread cannot take its niceness back: another one goes on, as urgent as this one
-            backlog.yielded = False
-            self._thread.join()
-            self._thread = threading.Thread(target=self._write, args=(0,), name="firsttouch-writer", daemon=True)
-            self._thread.start()
+        found = [one.waiting() for one in self.events.rings]
+        if any(pieces for pieces, _ in found):
+            try:
+                self._raw.look(now_ns - SETTLE_NS, [pieces for pieces, _ in found])
+            except FirsttouchError as error:
+                self._fail(error.with_traceback(None))  # whose frames hold pieces of the rings
+                return
+            for one, (_, end) in zip(self.events.rings, found, strict=True):
+                one.free(end)
+        if self._idle.has_idle_cpu():
+            with self._more:
+                self._more.notify()
 
-    def _write(self, nice: int) -> None:
-        """The writing thread: assemble what comes, commit about once a second; gives way to a less nice one."""
-        backlog = self._backlog
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
-        due = time.monotonic() + COMMIT_S
+    def _fail(self, error: BaseException) -> None:
+        self.error = error
+        self.events.disable()
+
+    def _fold(self) -> None:
+        """The writing thread: fold in what is there whenever a CPU is idle, and all of it at the end."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), POLITE_NICE)
         try:
-            while True:
-                with backlog.ready:
-                    if not backlog.batches and not backlog.ended:
-                        backlog.ready.wait(max(0.01, due - time.monotonic()))
-                    batches, backlog.batches = backlog.batches, []
-                    ended = backlog.ended
-                if batches:
-                    rows = [part for _, parts in batches for part in parts]
-                    self.assembler.flush(rows, batches[-1][0])
-                    backlog.nr_rows -= sum(len(part.t_ns) for part in rows)
-                if ended:
-                    self.assembler.flush([])
-                if ended or time.monotonic() >= due or self.assembler.nr_pending >= COMMIT_ROWS:
-                    chunks = self.assembler.take()
-                    if chunks:
-                        self.writer.meta(lost=self._lost_records)
-                        self.writer.commit(chunks)
-                    due = time.monotonic() + COMMIT_S
-                if ended:
-                    return
-                if nice and backlog.nr_rows > POLITE_ROWS:
-                    backlog.yielded = True
-                    return
+            while not self._ended:
+                with self._more:
+                    if not self._ended:
+                        self._more.wait()
+                while not self._ended and self._idle.idle and self._folder.step():
+                    pass
+            if self.error is None:
+                self._folder.finish()
         except BaseException as error:
-            self.error = error
-            self.events.disable()
+            self._fail(error)
 
 
 def check_target(path: Path, force: bool) -> None:
@@ -572,6 +565,12 @@ def online_cpus() -> list[int]:
         first, _, last = part.partition("-")
         cpus += range(int(first), int(last or first) + 1)
     return cpus
+
+
+def stack_limit_bytes() -> int:
+    """How far a main stack may grow."""
+    limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    return limit if limit != resource.RLIM_INFINITY else _UNLIMITED_STACK_BYTES
 
 
 def raise_fd_limit() -> None:
@@ -614,32 +613,6 @@ def interrupt_noted() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-
-
-def process_usage(pid: int) -> tuple[int, int, int, int]:
-    """minflt, majflt, user_ns, system_ns of a running process, all its threads; zeros if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0, 0, 0, 0
-    tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
-    return int(fields[7]), int(fields[9]), int(fields[11]) * tick_ns, int(fields[12]) * tick_ns
-
-
-def process_command(pid: int) -> list[str]:
-    """The words of a running process's command line."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode("utf-8", "replace").split("\0")
-    except OSError:
-        return []
-
-
-def has_thp_off(pid: int) -> bool:
-    """Whether a running process has transparent huge pages off."""
-    try:
-        return "THP_enabled:\t0" in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def host_facts() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firsttouch.record.ring import TOUCH, Chunk
+from firsttouch.trace.decode import TOUCH, Chunk
 from firsttouch.trace.schema import NO_ID
 
 MAX_ADDRESSES = 200_000
@@ -53,14 +53,12 @@ class StackTable:
         ips = [ip for ip in words[at : at + 2 * nr].view(np.uint64).tolist() if ip < _CONTEXT_MAX]
         stack_id = len(self._ips)
         self._ips.append(ips)
-        self._new.extend([(stack_id, depth, ip) for depth, ip in enumerate(ips)])  # in place: another thread takes them
+        self._new.extend([(stack_id, depth, ip) for depth, ip in enumerate(ips)])
         return stack_id
 
     def take_new(self) -> list[tuple[int, int, int]]:
         """Rows of table `stack` since the last call."""
-        nr = len(self._new)
-        rows = self._new[:nr]
-        del self._new[:nr]
+        rows, self._new = self._new, []
         return rows
 
     def locate(self, pid: int, ids: NDArray[np.int32], place: Callable[[int, int], Place | None]) -> None:

@@ -2,23 +2,21 @@
 
 import struct
 
-SW, TP = 0x10000 | 1 | 2 | 4 | 8 | 128, 0x10000 | 2 | 4 | 128 | 1024
-CHAIN = 32
+SW, TP, CHAIN = 1 | 2 | 4 | 8, 2 | 4 | 1024, 32  # what all samples of a ring hold, with or without call chains
+CPU = 5
 
-# identifier: (meaning, sample_type, byte offsets of fields in the raw data)
-EVENTS = {
-    11: ("fault", SW, ()),
-    12: ("fault", SW | CHAIN, ()),
-    21: ("user", TP, (8, 16, 24)),
-    22: ("kernel", TP | CHAIN, (8, 16, 24)),
-    31: ("munmap", TP, (16, 24)),
-    32: ("mremap", TP, (16, 24, 32, 40)),
-    33: ("mremap_exit", TP, (16,)),
+# number of the tracepoint: (meaning, byte offsets of fields in the raw data)
+POINTS = {
+    21: ("user", (8, 16, 24)),
+    22: ("kernel", (8, 16, 24)),
+    31: ("munmap", (16, 24)),
+    32: ("mremap", (16, 24, 32, 40)),
+    33: ("mremap_exit", (16,)),
 }
 
 
-def decode(chunk: bytes) -> tuple[list[tuple], int, int]:
-    """Rows as tuples, records skipped, records lost."""
+def decode(chunk: bytes, holds: int) -> tuple[list[tuple], int, int]:
+    """Rows as tuples, records skipped, records lost; `holds` is what samples of this ring hold."""
     rows, skipped, lost, at = [], 0, 0, 0
     while at < len(chunk):
         if len(chunk) - at < 8:
@@ -32,12 +30,13 @@ def decode(chunk: bytes) -> tuple[list[tuple], int, int]:
         word = at // 4
         at += size
         try:
-            if kind == 2:
-                lost += struct.unpack_from("<Q", record, 16)[0]
-            elif kind == 13:
-                lost += struct.unpack_from("<Q", record, 8)[0]
+            if kind in (2, 13):
+                (nr,) = struct.unpack_from("<Q", record, 16 if kind == 2 else 8)
+                if nr >= 1 << 48:
+                    raise IndexError
+                lost += nr
             elif kind == 9:
-                row = sample(record)
+                row = sample(record, holds)
                 if row:
                     rows.append(row)
             else:
@@ -50,22 +49,22 @@ def decode(chunk: bytes) -> tuple[list[tuple], int, int]:
 def side_band(kind: int, misc: int, record: bytes, word: int) -> tuple:
     names = {3: "comm", 4: "exit", 7: "fork", 10: "mmap", 14: "switch"}
     name = names[kind]
-    body, trailer = record[8:-32], record[-32:]
-    if len(record) < 40:
+    body, trailer = record[8:-16], record[-16:]
+    if len(record) < 24:
         raise IndexError
-    pid, tid, time, cpu = struct.unpack_from("<iiqh", trailer)
+    pid, tid, time = struct.unpack_from("<iiq", trailer)
     if name == "switch":
-        return (name, pid, tid, time, cpu, 0 if not misc & 0x2000 else 2 if misc & 0x4000 else 1)
+        return (name, pid, tid, time, CPU, 0 if not misc & 0x2000 else 2 if misc & 0x4000 else 1)
     if name in ("fork", "exit"):
         pid, ppid, tid, ptid = struct.unpack_from("<iIiI", body)
         struct.unpack_from("<Q", body, 16)
-        return (name, pid, tid, time, cpu, ppid, ptid)
+        return (name, pid, tid, time, CPU, ppid, ptid)
     pid, tid = struct.unpack_from("<ii", body)
     body[(71 if name == "mmap" else 15)]  # as long as it must be
-    return (name, pid, tid, time, cpu, word, misc)
+    return (name, pid, tid, time, CPU, word, misc)
 
 
-def sample(record: bytes) -> tuple | None:
+def sample(record: bytes, holds: int) -> tuple | None:
     at = 8
 
     def take(form: str) -> tuple:
@@ -74,26 +73,25 @@ def sample(record: bytes) -> tuple | None:
         at += struct.calcsize("<" + form)
         return values
 
-    meaning, what, offsets = EVENTS[take("Q")[0]]
-    ip = take("Q")[0] if what & 1 else 0
+    ip = take("Q")[0] if holds & 1 else 0
     pid, tid, time = take("iiq")
-    address = take("Q")[0] if what & 8 else 0
-    cpu = take("hhi")[0]
+    address = take("Q")[0] if holds & 8 else 0
     chain = None
-    if what & CHAIN:
+    if holds & CHAIN:
         nr = take("Q")[0]
         if nr > (len(record) - at) // 8:
             raise IndexError
         chain = take(f"{nr}Q")
-    if meaning == "fault":
-        return ("touch", pid, tid, time, cpu, address, ip, 32, chain) if address < 1 << 63 else None
+    if not holds & 1024:
+        return ("touch", pid, tid, time, CPU, address, ip, 32, chain) if address < 1 << 63 else None
     size = take("I")[0] // 4 * 4
     raw = record[at : at + size]
     if len(raw) < size:
         raise IndexError
+    meaning, offsets = POINTS[struct.unpack_from("<H", raw[:4] if len(raw) >= 4 else b"")[0]]
     fields = [struct.unpack_from("<Q", raw, offset)[0] for offset in offsets]
     if meaning not in ("user", "kernel"):
-        return (meaning, pid, tid, time, cpu, *fields)
+        return (meaning, pid, tid, time, CPU, *fields)
     address, ip, code = fields
     kind = (8 if code & 1 else 0) | (1 if code & 2 else 0) | (2 if code & 16 else 0) | (4 if meaning == "kernel" else 0)
-    return ("touch", pid, tid, time, cpu, address, ip, kind, chain) if address < 1 << 63 else None
+    return ("touch", pid, tid, time, CPU, address, ip, kind, chain) if address < 1 << 63 else None

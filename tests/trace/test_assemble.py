@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firsttouch.record import ring
-from firsttouch.record.assemble import OFF_CPU_NS, STACK_EXPAND_BYTES, Assembler, parse_comm, parse_mmap2, read_maps
+from firsttouch.trace import decode
+from firsttouch.trace.assemble import OFF_CPU_NS, STACK_EXPAND_BYTES, Assembler, parse_comm, parse_mmap2
+from firsttouch.trace.raw import Header, Process, RingFormat
 from firsttouch.trace.schema import FILE, NO_ID, WRITE
 
 PAGE = 4096
 PID = 10
+HEADER = Header(0, PAGE, 8 << 20, False, [RingFormat(0, 15, [0], [decode.ROLE_FAULT], [[-1] * 5])])
 
 
 class Stream:
     """Builds rows by hand, in any order, and hands them to an assembler."""
 
     def __init__(self) -> None:
-        self.assembler = Assembler(0, PAGE)
+        self.assembler = Assembler(HEADER)
         self.rows = []
 
     def add(self, t_ns, what, *args, pid=PID, tid=None, kind=0):
@@ -30,16 +32,16 @@ class Stream:
         self.add(t_ns, what, len(self.assembler._texts) - 1 + 1000 * t_ns, misc, pid=pid)
 
     def map(self, t_ns, start, end, name="//anon", pid=PID):
-        self.text(t_ns, ring.MMAP, (start, end, 0, 3, 2, name), pid=pid)
+        self.text(t_ns, decode.MMAP, (start, end, 0, 3, 2, name), pid=pid)
 
     def exec(self, t_ns, name="prog", pid=PID):
-        self.text(t_ns, ring.COMM, name, ring.MISC_COMM_EXEC, pid=pid)
+        self.text(t_ns, decode.COMM, name, decode.MISC_COMM_EXEC, pid=pid)
 
     def touch(self, t_ns, address, pid=PID, kind=0):
-        self.add(t_ns, ring.TOUCH, address, 0x1234, pid=pid, kind=kind)
+        self.add(t_ns, decode.TOUCH, address, 0x1234, pid=pid, kind=kind)
 
     def batch(self):
-        rows = ring.make_rows(len(self.rows))
+        rows = decode.make_rows(len(self.rows))
         for i, (t_ns, pid, tid, what, kind, args) in enumerate(self.rows):
             rows.t_ns[i], rows.pid[i], rows.tid[i], rows.cpu[i] = t_ns, pid, tid, 0
             rows.what[i], rows.kind[i] = what, kind
@@ -67,7 +69,7 @@ def test_a_touch_gets_the_mapping_of_its_time(stream):
     stream.exec(1)
     stream.map(2, 0x10000, 0x20000, "/bin/a")
     stream.touch(3, 0x10000)
-    stream.add(4, ring.MUNMAP, 0x10000, 0x10000)
+    stream.add(4, decode.MUNMAP, 0x10000, 0x10000)
     stream.touch(5, 0x10000)
     stream.map(6, 0x10000, 0x20000, "//anon")
     stream.touch(7, 0x1FFFF, kind=WRITE)
@@ -118,9 +120,9 @@ def test_every_touch_is_in_exactly_one_flush(touches, cuts):
 def test_a_fork_copies_the_mappings_and_an_exec_drops_them(stream):
     stream.exec(1)
     stream.map(2, 0x10000, 0x20000, "/bin/a")
-    stream.add(3, ring.FORK, PID, PID, pid=11)
+    stream.add(3, decode.FORK, PID, PID, pid=11)
     stream.touch(4, 0x10000, pid=11)
-    stream.add(5, ring.MUNMAP, 0x10000, 0x10000)
+    stream.add(5, decode.MUNMAP, 0x10000, 0x10000)
     stream.touch(6, 0x10000)
     stream.touch(7, 0x10000, pid=11)
     stream.exec(8, "other", pid=11)
@@ -133,11 +135,11 @@ def test_a_fork_copies_the_mappings_and_an_exec_drops_them(stream):
 
 def test_the_last_thread_ends_the_process(stream):
     stream.exec(1)
-    stream.add(2, ring.FORK, PID, PID, tid=12)
-    stream.add(3, ring.EXIT, PID, PID, tid=PID)
+    stream.add(2, decode.FORK, PID, PID, tid=12)
+    stream.add(3, decode.EXIT, PID, PID, tid=PID)
     stream.tables()
     assert stream.assembler.alive == {PID: 1}
-    stream.add(4, ring.EXIT, PID, PID, tid=12)
+    stream.add(4, decode.EXIT, PID, PID, tid=12)
     stream.tables()
     assert stream.assembler.alive == {}
     assert stream.assembler.threads == {PID, 12}
@@ -146,7 +148,7 @@ def test_the_last_thread_ends_the_process(stream):
 def test_brk_unmaps_only_what_it_gives_back(stream):
     stream.exec(1)
     for t_ns, brk in enumerate((0x50000, 0x80000, 0x60001, 0x60001), 2):
-        stream.add(t_ns, ring.BRK, brk)
+        stream.add(t_ns, decode.BRK, brk)
     unmap = stream.tables()["unmap"]
     assert (unmap["start"].tolist(), unmap["end"].tolist(), unmap["how"].tolist()) == ([0x61000], [0x80000], ["brk"])
 
@@ -154,12 +156,12 @@ def test_brk_unmaps_only_what_it_gives_back(stream):
 def test_mremap_moves_a_mapping_if_it_succeeds(stream):
     stream.exec(1)
     stream.map(2, 0x10000, 0x20000, "//anon")
-    stream.add(3, ring.MREMAP, 0x10000, 0x10000, 0x20000, 1)
-    stream.add(4, ring.MREMAP_EXIT, 0x40000)
+    stream.add(3, decode.MREMAP, 0x10000, 0x10000, 0x20000, 1)
+    stream.add(4, decode.MREMAP_EXIT, 0x40000)
     stream.touch(5, 0x10000)
     stream.touch(6, 0x5FFFF)
-    stream.add(7, ring.MREMAP, 0x40000, 0x20000, 0x40000, 0)
-    stream.add(8, ring.MREMAP_EXIT, 2**64 - 12)  # ENOMEM
+    stream.add(7, decode.MREMAP, 0x40000, 0x20000, 0x40000, 0)
+    stream.add(8, decode.MREMAP_EXIT, 2**64 - 12)  # ENOMEM
     stream.touch(9, 0x40000)
     tables = stream.tables()
     assert names(tables) == ["", "//anon", "//anon"]
@@ -170,7 +172,7 @@ def test_mremap_moves_a_mapping_if_it_succeeds(stream):
 
 def test_madvise_is_a_row(stream):
     stream.exec(1)
-    stream.add(2, ring.MADVISE, 0x10000, 100, 4)
+    stream.add(2, decode.MADVISE, 0x10000, 100, 4)
     advice = stream.tables()["advice"]
     assert [advice[key].tolist() for key in ("pid", "start", "end", "advice")] == [[PID], [0x10000], [0x11000], [4]]
 
@@ -178,18 +180,18 @@ def test_madvise_is_a_row(stream):
 def test_off_cpu_rows_come_in_pairs_of_some_length(stream):
     stream.exec(1)
     for t_ns, kind in (
-        (100, ring.SLEEP),
-        (100 + OFF_CPU_NS, ring.RUN),
-        (200_000, ring.PREEMPT),
-        (200_000 + OFF_CPU_NS - 1, ring.RUN),  # too short to matter
-        (300_000, ring.PREEMPT),
+        (100, decode.SLEEP),
+        (100 + OFF_CPU_NS, decode.RUN),
+        (200_000, decode.PREEMPT),
+        (200_000 + OFF_CPU_NS - 1, decode.RUN),  # too short to matter
+        (300_000, decode.PREEMPT),
     ):
-        stream.add(t_ns, ring.SWITCH, kind=kind)
+        stream.add(t_ns, decode.SWITCH, kind=kind)
     task = stream.tables()["task"]
     assert list(zip(task["event"].tolist(), task["t_ns"].tolist(), strict=True))[1:] == [
         ("sleep", 100), ("run", 100 + OFF_CPU_NS),
     ]  # fmt: skip
-    stream.add(400_000, ring.SWITCH, kind=ring.RUN)  # in a later flush
+    stream.add(400_000, decode.SWITCH, kind=decode.RUN)  # in a later flush
     task = stream.tables()["task"]
     assert task["event"].tolist() == ["preempt", "run"]
     assert task["t_ns"].tolist() == [300_000, 400_000]
@@ -215,9 +217,15 @@ def test_records_with_text_are_read():
     assert parse_comm(struct.pack("<IHHii", 3, 0, 0, 1, 2) + b"cc1\0\0\0\0\0") == "cc1"
 
 
-def test_maps_of_this_process_hold_this_function():
-    import os
-
-    address = id(parse_comm)
-    assert any(start <= address < end and prot & 2 for start, end, _, prot, _, _ in read_maps(os.getpid()))
-    assert read_maps(2**22 + 1) == []
+def test_a_process_told_of_twice_gets_what_is_new(stream):
+    first = Process(PID, [(0x10000, 0x20000, 0, 3, 2, "//anon")], [(PID, "a")])
+    then = Process(PID, [*first.mappings, (0x30000, 0x40000, 0, 3, 2, "/lib/b")], [*first.threads, (11, "b")])
+    stream.assembler.add_process(1, first)
+    stream.assembler.add_process(2, then)
+    stream.touch(3, 0x10000)
+    stream.touch(4, 0x30000)
+    tables = stream.tables()
+    assert names(tables) == ["//anon", "/lib/b"]
+    assert tables["map"]["start"].tolist() == [0x10000, 0x30000]
+    assert tables["task"]["tid"].tolist() == [PID, 11]
+    assert stream.assembler.alive == {PID: 2}

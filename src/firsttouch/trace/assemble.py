@@ -12,24 +12,22 @@ Invariants:
 
 from __future__ import annotations
 
-import resource
 import struct
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firsttouch.record import ring
-from firsttouch.record.ring import Chunk, Rows, join, pick, record_bytes
-from firsttouch.record.stacks import Place, StackTable, stack_ids
+from firsttouch.trace import decode
+from firsttouch.trace.decode import Chunk, Rows, join, pick, record_bytes
+from firsttouch.trace.raw import Header, Mapping, Process
 from firsttouch.trace.schema import FILE, MAP_STACK, NO_ID, TABLES
+from firsttouch.trace.stacks import Place, StackTable, stack_ids
 from firsttouch.trace.vma import MADV_NOHUGEPAGE, VmaMap
 
 OFF_CPU_NS = 20_000  # shorter absences are not written
 STACK_EXPAND_BYTES = 128 << 10  # exec grows the new stack by this much and tells nobody (setup_arg_pages)
-_UNLIMITED_STACK_BYTES = 1 << 30
 _END_OF_TIME = np.iinfo(np.int64).max
 _MAP_BODY = struct.Struct("<QQQ")
 _DTYPES = {
@@ -37,24 +35,21 @@ _DTYPES = {
     "VARCHAR": object,
 }  # fmt: skip
 
-Mapping = tuple[int, int, int, int, int, str]  # start, end, pgoff_bytes, prot, flags, name
-
 
 class Assembler:
     """Collects chunks; `take()` gives the rows to commit."""
 
-    def __init__(self, start_ns: int, page_bytes: int, *, stacks: bool = False) -> None:
-        self.start_ns = start_ns
-        self.page_bytes = page_bytes
-        self.stacks = StackTable() if stacks else None
+    def __init__(self, header: Header) -> None:
+        self.start_ns = header.start_ns
+        self.page_bytes = header.page_bytes
+        self.stacks = StackTable() if header.stacks else None
         self.nr_touches = 0
         self.nr_pending = 0  # rows of `touch` not taken yet
         self.threads: set[int] = set()
         self.alive: dict[int, int] = {}  # pid -> live threads
         self.exec_ns: dict[int, int] = {}  # pid -> first exec
         self.exit_ns: dict[int, int] = {}  # tid -> exit
-        limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
-        self._stack_bytes = limit if limit != resource.RLIM_INFINITY else _UNLIMITED_STACK_BYTES
+        self._stack_bytes = header.stack_bytes
         self._texts: dict[int, Any] = {}
         self._next_text = 0
         self._held: list[Rows] = []
@@ -70,11 +65,11 @@ class Assembler:
         self._touches: list[dict[str, NDArray[Any]]] = []
 
     def take_chunk(self, chunk: Chunk) -> Rows:
-        """Rows that no longer need the chunk's bytes. Called by the thread that reads the rings."""
+        """Rows that no longer need the chunk's bytes."""
         rows = chunk.rows
-        for i in np.flatnonzero((rows.what == ring.MMAP) | (rows.what == ring.COMM)).tolist():
+        for i in np.flatnonzero((rows.what == decode.MMAP) | (rows.what == decode.COMM)).tolist():
             record = record_bytes(chunk.words, int(rows.args[i, 0]))
-            text = parse_mmap2(record) if rows.what[i] == ring.MMAP else parse_comm(record)
+            text = parse_mmap2(record) if rows.what[i] == decode.MMAP else parse_comm(record)
             self._texts[self._next_text] = text
             rows.args[i, 0] = self._next_text
             self._next_text += 1
@@ -94,15 +89,19 @@ class Assembler:
         order = order[:nr]
         self._assemble(pick(rows, order))
 
-    def add_process(self, pid: int, t_ns: int) -> None:
-        """A process that runs already: its mappings, threads and names from /proc."""
-        for mapping in read_maps(pid):
-            self._map(pid, t_ns, mapping)
-        for tid, comm in read_threads(pid):
-            self.threads.add(tid)
-            self._pid_of[tid] = pid
-            self.alive[pid] = self.alive.get(pid, 0) + 1
-            self._task(t_ns, pid, tid, "comm", 0, comm)
+    def add_process(self, t_ns: int, process: Process) -> None:
+        """A process that runs already; told of it again, what is new of its mappings and threads."""
+        pid = process.pid
+        known = {(vma.start, vma.end, vma.name) for vma in self._spaces[pid].vmas} if pid in self._spaces else set()
+        for mapping in process.mappings:
+            if (mapping[0], mapping[1], mapping[5]) not in known:
+                self._map(pid, t_ns, mapping)
+        for tid, comm in process.threads:
+            if tid not in self._pid_of:
+                self.threads.add(tid)
+                self._pid_of[tid] = pid
+                self.alive[pid] = self.alive.get(pid, 0) + 1
+                self._task(t_ns, pid, tid, "comm", 0, comm)
 
     def take(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Rows assembled since the last call, as the trace writer wants them."""
@@ -122,10 +121,10 @@ class Assembler:
         return {"symbol": columns_of("symbol", rows)} if rows else {}
 
     def _assemble(self, rows: Rows) -> None:
-        touch = np.flatnonzero((rows.what == ring.TOUCH) & (rows.pid > 0))
+        touch = np.flatnonzero((rows.what == decode.TOUCH) & (rows.pid > 0))
         ids = stack_ids(rows.args[touch, 2]) if self.stacks else np.full(len(touch), NO_ID, np.int32)
         finder = _Finder(self, rows, touch, ids)
-        state = np.flatnonzero(rows.what >= ring.MMAP)
+        state = np.flatnonzero(rows.what >= decode.MMAP)
         columns = zip(
             state.tolist(), rows.what[state].tolist(), rows.t_ns[state].tolist(), rows.pid[state].tolist(),
             rows.tid[state].tolist(), rows.args[state].tolist(), strict=True,
@@ -152,13 +151,13 @@ class Assembler:
 
     def _change(self, finder: _Finder, at: int, what: int, t_ns: int, pid: int, tid: int, args: list[int]) -> None:
         """One record that changes mappings or tasks, in time order."""
-        if what == ring.MMAP:
+        if what == decode.MMAP:
             finder.upto(pid, at)
             self._map(pid, t_ns, self._texts.pop(args[0]))
-        elif what == ring.COMM:
+        elif what == decode.COMM:
             comm = self._texts.pop(args[0])
             self._begin(pid, tid)
-            if args[1] & ring.MISC_COMM_EXEC:
+            if args[1] & decode.MISC_COMM_EXEC:
                 finder.upto(pid, at)
                 self._spaces[pid] = VmaMap()
                 self._brk.pop(pid, None)
@@ -168,9 +167,9 @@ class Assembler:
                 self._task(t_ns, pid, tid, "exec", 0, comm)
             else:
                 self._task(t_ns, pid, tid, "comm", 0, comm)
-        elif what == ring.FORK:
+        elif what == decode.FORK:
             self._fork(finder, at, t_ns, pid, tid, args[0], args[1])
-        elif what == ring.EXIT:
+        elif what == decode.EXIT:
             self._exit(finder, at, t_ns, pid, tid, args[1])
         else:
             self._syscall(finder, at, what, t_ns, pid, tid, args)
@@ -206,34 +205,34 @@ class Assembler:
             self._brk.pop(pid, None)
 
     def _syscall(self, finder: _Finder, at: int, what: int, t_ns: int, pid: int, tid: int, args: list[int]) -> None:
-        if what == ring.MUNMAP:
+        if what == decode.MUNMAP:
             self._unmap(finder, at, t_ns, pid, args[0], self._page_up(args[0] + args[1]), "munmap")
-        elif what == ring.MADVISE:
+        elif what == decode.MADVISE:
             end = self._page_up(args[0] + args[1])
             if end < 1 << 63:
                 self._lists["advice"].append((pid, t_ns - self.start_ns, args[0], end, args[2] & 0x7FFFFFFF))
-        elif what == ring.BRK:
+        elif what == decode.BRK:
             before = self._page_up(self._brk.get(pid, 0))
             after = self._page_up(args[0])
             self._brk[pid] = args[0]
             if after < before:
                 self._unmap(finder, at, t_ns, pid, after, before, "brk")
-        elif what == ring.MMAP_CALL:
+        elif what == decode.MMAP_CALL:
             if args[1] & MAP_STACK:
                 self._stack_maps[tid] = args[0]
-        elif what == ring.MMAP_EXIT:
+        elif what == decode.MMAP_EXIT:
             length = self._stack_maps.pop(tid, 0)
             if length and args[0] < 1 << 63:
                 # The kernel makes such a mapping VM_NOHUGEPAGE, as madvise would.
                 end = self._page_up(args[0] + length)
                 self._lists["advice"].append((pid, t_ns - self.start_ns, args[0], end, MADV_NOHUGEPAGE))
-        elif what == ring.WAKING:
+        elif what == decode.WAKING:
             woken = args[0] & 0x7FFFFFFF
             if woken in self._pid_of and woken != tid:
                 self._task(t_ns, self._pid_of[woken], woken, "wake", tid, "")
-        elif what == ring.MREMAP:
+        elif what == decode.MREMAP:
             self._mremap[tid] = args
-        elif what == ring.MREMAP_EXIT:
+        elif what == decode.MREMAP_EXIT:
             old = self._mremap.pop(tid, None)
             if old is not None and old[1] and args[0] < 1 << 63:
                 to = (args[0], self._page_up(args[0] + old[2]))
@@ -319,7 +318,7 @@ class Assembler:
 
     def _off_cpu(self, rows: Rows) -> None:
         """Pairs of leaving a CPU and being on one again, per thread, that were far enough apart."""
-        switch = np.flatnonzero((rows.what == ring.SWITCH) & (rows.tid > 0))
+        switch = np.flatnonzero((rows.what == decode.SWITCH) & (rows.tid > 0))
         part = pick(rows, switch)
         if self._off is not None:
             part = join((self._off, part))
@@ -329,9 +328,9 @@ class Assembler:
         tid, kind, t_ns, pid = part.tid[order], part.kind[order], part.t_ns[order], part.pid[order]
         same = tid[:-1] == tid[1:]
         pair = np.flatnonzero(
-            same & (kind[:-1] != ring.RUN) & (kind[1:] == ring.RUN) & (t_ns[1:] - t_ns[:-1] >= OFF_CPU_NS)
+            same & (kind[:-1] != decode.RUN) & (kind[1:] == decode.RUN) & (t_ns[1:] - t_ns[:-1] >= OFF_CPU_NS)
         )
-        names = {ring.SLEEP: "sleep", ring.PREEMPT: "preempt"}
+        names = {decode.SLEEP: "sleep", decode.PREEMPT: "preempt"}
         out = []
         for p, k, left, back, process in zip(
             tid[pair].tolist(), kind[pair].tolist(), t_ns[pair].tolist(), t_ns[pair + 1].tolist(), pid[pair].tolist(),
@@ -340,7 +339,7 @@ class Assembler:
             out.append((left - self.start_ns, process, p, names[k], 0, ""))
             out.append((back - self.start_ns, process, p, "run", 0, ""))
         self._lists["task"] += out
-        last = np.append(~same, True) & (kind != ring.RUN)
+        last = np.append(~same, True) & (kind != decode.RUN)
         for i in np.flatnonzero(last).tolist():
             last[i] = int(tid[i]) not in self.exit_ns
         self._off = pick(part, order[last])
@@ -404,35 +403,3 @@ def parse_comm(record: bytes) -> str:
 
 def _text(field: bytes) -> str:
     return field.split(b"\0", 1)[0].decode("utf-8", "replace")
-
-
-def read_maps(pid: int) -> list[Mapping]:
-    """Mappings of a running process, from /proc; [] if it is gone or not ours to see."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    mappings = []
-    for line in lines:
-        words = line.split(maxsplit=5)
-        start, end = (int(word, 16) for word in words[0].split("-"))
-        prot = sum(bit for bit, letter in zip((1, 2, 4), words[1], strict=False) if letter != "-")
-        flags = 1 if words[1][3] == "s" else 2
-        if start < 1 << 63:
-            mappings.append((start, end, int(words[2], 16), prot, flags, words[5] if len(words) > 5 else "//anon"))
-    return mappings
-
-
-def read_threads(pid: int) -> list[tuple[int, str]]:
-    """(tid, name) of the threads of a running process."""
-    threads = []
-    try:
-        tids = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/task").iterdir())
-    except OSError:
-        return []
-    for tid in tids:
-        try:
-            threads.append((tid, Path(f"/proc/{pid}/task/{tid}/comm").read_text().rstrip("\n")))
-        except OSError:
-            continue
-    return threads
