@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from firsttouch import policy
 from firsttouch.machine import Cost
-from firsttouch.mm.bus import make_bus, occupy
+from firsttouch.mm.bus import make_bus, occupy, sweep
 from firsttouch.mm.locks import spinning
 from firsttouch.mm.simulate import simulate
 from firsttouch.workload.generators import pft
@@ -35,6 +35,14 @@ def test_the_second_cpu_waits_for_the_bus():
     assert occupy(bus, 0, 0, 300, 200) == 300  # its own zeroing is slower than the bus
     assert occupy(bus, 0, 50, 300, 200) == 350  # free at 200: 150 + 200
     assert occupy(bus, 0, 1000, 300, 200) == 300  # free long since
+
+
+def test_a_daemon_and_the_faults_of_its_node_take_turns():
+    bus = make_bus(1)
+    assert sweep(bus, 0, 0, 1000, 2000) == 2000  # the bus is slower than its stores
+    assert occupy(bus, 0, 100, 300, 200) == 400  # every other page is the daemon's
+    assert occupy(bus, 0, 2000, 300, 200) == 300  # it has ended
+    assert sweep(bus, 0, 2500, 1000, 0) == 1200  # the 200 that the first fault took
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 400), st.integers(0, 400)), max_size=50))

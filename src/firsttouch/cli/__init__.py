@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 from firsttouch import __version__
-from firsttouch.cli import calibrate, demo, doctor, machines, pft, policies, record, report, run, trace, verify, whatif
+from firsttouch.cli import (
+    calibrate,
+    demo,
+    doctor,
+    machines,
+    pft,
+    policies,
+    record,
+    report,
+    run,
+    study,
+    trace,
+    verify,
+    whatif,
+)
 from firsttouch.errors import FirsttouchError
 
 app = typer.Typer(
@@ -37,6 +51,7 @@ doctor.add_to(app)
 policies.add_to(app)
 machines.add_to(app)
 pft.add_to(app)
+study.add_to(app)
 
 
 def _version(wanted: bool) -> None:

@@ -15,6 +15,7 @@ Invariants:
 
 from firsttouch._jit import state_kernel
 from firsttouch.mm.buddy import NO_PFN
+from firsttouch.mm.bus import sweep
 from firsttouch.mm.hotcold import give_just_zeroed, take_just_freed
 from firsttouch.mm.load import advance_load
 from firsttouch.mm.parts import call_part
@@ -135,9 +136,12 @@ def scrub_step(w: World, cpu: int) -> None:
     w.flying[node, PFN], w.flying[node, ORDER], w.flying[node, ZONE] = pfn, k, zone
     if w.cost.scrub_elapsed[k] > w.cost.scrub[k]:
         w.landing_ns[node] = now_ns + w.cost.scrub_elapsed[k]
+    ns = int(w.cost.scrub[k])
+    if w.cost.bus_page > 0 and w.landing_ns[node] == NEVER_NS:
+        ns = sweep(w.bus, cpu * len(w.bus.free_at_ns) // len(s.clock_ns), now_ns, ns, w.cost.bus_page << k)
     s.begun_ns[cpu] = now_ns
-    s.clock_ns[cpu] += w.cost.scrub[k]
-    w.total[SCRUB_NS] += w.cost.scrub[k]
+    s.clock_ns[cpu] += ns
+    w.total[SCRUB_NS] += ns
 
 
 @state_kernel

@@ -36,6 +36,7 @@ from firsttouch.mm.kernels import with_parts
 from firsttouch.mm.locks import CLASSES, MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
 from firsttouch.mm.parts import call_part
+from firsttouch.mm.placement import BY_IDLE, nr_alive, place_of, start
 from firsttouch.mm.pmap import (
     ANON_RW,
     NEAR,
@@ -470,7 +471,11 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
         fork_tables(w.pmap, parent_mm, child_mm)
         if w.parts.promote_fork != 0:
             call_part(w.parts.promote_fork, w, parent_mm, child_mm, 0, 0)
-    wake(w.sched, child, w.sched.clock_ns[cpu], w.rules.quantum_ns)
+    at = cpu
+    if w.rules.placement != BY_IDLE:
+        nth = nr_alive(w.sched, w.threads.parent, t)
+        at = place_of(w.rules.placement, nth, cpu, len(w.sched.activity), len(w.bus.free_at_ns))
+    start(w.sched, child, w.rules.placement, at, at == cpu, w.sched.clock_ns[cpu], w.rules.quantum_ns)
 
 
 @state_kernel

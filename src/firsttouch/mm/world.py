@@ -22,6 +22,7 @@ from firsttouch.mm.locks import Locks, make_locks
 from firsttouch.mm.pageq import PageQueues, make_queues, no_queues
 from firsttouch.mm.parts import NO_PARTS, Parts
 from firsttouch.mm.percpu import LINUX_6_18, Percpu, make_percpu
+from firsttouch.mm.placement import PLACEMENTS
 from firsttouch.mm.pmap import Pmap, make_pmap
 from firsttouch.mm.promotion import Promotion, make_promotion
 from firsttouch.mm.sched import IDLE_YIELDS, NEVER_NS, NOBODY, Sched, make_sched
@@ -74,6 +75,7 @@ class Rules(NamedTuple):
     init_on_free: bool
     cold_in_fault: bool  # the fault zeroes past the caches
     quantum_ns: int
+    placement: int  # BY_IDLE, BY_PACK, BY_SPREAD
     page_bytes: int
     line_bytes: int
 
@@ -239,6 +241,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             init_on_free=zero.init_on_free,
             cold_in_fault=zero.method == "nontemporal",
             quantum_ns=policy.sched.quantum_ns,
+            placement=PLACEMENTS.index(policy.sched.placement),
             page_bytes=machine.page_bytes,
             line_bytes=machine.line_bytes,
         ),
