@@ -10,10 +10,23 @@ from test_pft_workload import assert_all_is_free
 from firsttouch.errors import FirsttouchError
 from firsttouch.mm.simulate import replay, simulate
 from firsttouch.workload import EXEC, FORK, JOIN, MAP, SLEEP, TOUCH, UNMAP, Workload
-from firsttouch.workload.generators import server, sparse, storm
+from firsttouch.workload.generators import GENERATORS, Build, Program, server, sparse, storm
 from firsttouch.workload.generators.server import _sizes
 
 SMALL = {
+    "build": (
+        GENERATORS["build"],
+        {
+            "of": Build(
+                jobs=6, parallel=2, helpers=1, user_s=1e-3, kernel_s=1e-3, io_s=1e-3, make_s=1e-4,
+                shell=Program(1 << 15, 0.5, 1 << 13, 1 << 14),
+                helper=Program(1 << 16, 0.5, 1 << 13, 1 << 14),
+                compiler=Program(1 << 17, 0.5, 1 << 14, 1 << 18),
+            ),
+            "scale": 1,
+        },
+    ),
+    "pft": (GENERATORS["pft"], {"nr_bytes": 1 << 19, "reps": 2, "threads": 2}),
     "storm": (
         storm,
         {"processes": 9, "at_once": 2, "pages": 30, "file_pages": 16, "copied_pages": 5, "worker_pages": 8},
@@ -31,6 +44,10 @@ def small(name: str) -> Workload:
 
 def count(workload: Workload, op: int) -> int:
     return int(np.count_nonzero(workload.events.op == op))
+
+
+def test_every_generator_is_tested_here() -> None:
+    assert {name: generate for name, (generate, _) in SMALL.items()} == GENERATORS
 
 
 @pytest.mark.parametrize("name", SMALL)

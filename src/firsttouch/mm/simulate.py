@@ -120,6 +120,7 @@ from firsttouch.workload import (
     SHMEM,
     SLEEP,
     STACK,
+    SYSCALL,
     TOUCH,
     UNMAP,
     WAIT,
@@ -279,6 +280,9 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
     elif op == MOVE:
         if move_step(w, cpu, t, e):
             done(w, t, e)
+    elif op == SYSCALL:
+        advance(w, cpu, w.events.page[e])
+        done(w, t, e)
     elif op == YIELD:
         done(w, t, e)
     elif op == FORK:

@@ -18,6 +18,7 @@ does; exec begins a new address space.
 | FORK | thread `arg` begins; its address space copies this one's if it is another | arg |
 | EXEC | this thread goes on in address space `arg`, which is empty | arg |
 | SLEEP | wait for `page` nanoseconds: for I/O, which counts for the load, if `arg`; else a timer | page, arg |
+| SYSCALL | `page` nanoseconds of kernel time that no policy changes: exec, open, read, write | page |
 | YIELD | nothing: the recorded thread waited for a CPU here, which in the model the scheduler decides | |
 | JOIN | wait until thread `arg` has ended | arg |
 | WAIT | wait for a WAKE, unless one has come already | |
@@ -36,7 +37,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT = range(13)
+TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT, SYSCALL = range(14)
 
 # Event kinds: bits. The first are those of trace.schema.
 WRITE = 1
@@ -54,6 +55,8 @@ ADVISED = 16  # MADV_HUGEPAGE
 NOHUGE = 32  # MADV_NOHUGEPAGE
 NORESERVE = 64
 SHMEM = 128  # shared memory: first touch allocates a zeroed page
+
+NO_CACHE_PAGE = np.iinfo(np.int32).min  # of Vmas.cache_page
 
 
 class Events(NamedTuple):
@@ -79,11 +82,17 @@ class Threads(NamedTuple):
 
 
 class Vmas(NamedTuple):
-    """Mappings as they stood at some touch: a row is never changed, a mapping that grows gets a new row."""
+    """Mappings as they stood at some touch: a row is never changed, a mapping that grows gets a new row.
+
+    A **cache page** is the place of a file's page in the page cache: files lie one after another, from page 0, so two
+    mappings of one file's page, in whatever address spaces, have one number, and `cache_page >> PMD_ORDER` is its
+    superpage frame.
+    """
 
     start: NDArray[np.int64]  # [vma] page
     end: NDArray[np.int64]  # [vma] page after the last
     flags: NDArray[np.int32]  # [vma] bits
+    cache_page: NDArray[np.int64]  # [vma] of its first page, or NO_CACHE_PAGE: no file, or an unknown one
 
 
 @dataclass(frozen=True)

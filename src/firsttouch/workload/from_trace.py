@@ -37,6 +37,7 @@ from firsttouch.workload import (
     JOIN,
     MAP,
     MOVE,
+    NO_CACHE_PAGE,
     NOHUGE,
     NORESERVE,
     POPULATE,
@@ -639,7 +640,12 @@ def _vma_table(walk: _Walk, regions: dict[int, NDArray[np.int64]], flags: NDArra
     for i, (family, vma) in enumerate(walk.row_list):
         bounds = np.array([vma.start, vma.end], np.uint64) // BASE_PAGE_BYTES
         start[i], end[i] = _page_of(regions[family], bounds.astype(np.int64))
-    return Vmas(start, end, np.concatenate([flags[:nr], [ANON | WRITABLE | NOHUGE, WRITABLE]]).astype(np.int32))
+    return Vmas(
+        start,
+        end,
+        np.concatenate([flags[:nr], [ANON | WRITABLE | NOHUGE, WRITABLE]]).astype(np.int32),
+        np.full(len(start), NO_CACHE_PAGE, np.int64),  # a trace has no offsets in files
+    )
 
 
 class _Waits:

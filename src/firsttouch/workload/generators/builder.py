@@ -25,9 +25,13 @@ from firsttouch.workload import (
     FORK,
     JOIN,
     MAP,
+    NO_CACHE_PAGE,
     SLEEP,
+    SYSCALL,
     TOUCH,
     UNMAP,
+    WAIT,
+    WAKE,
     WRITABLE,
     WRITE,
     Events,
@@ -45,7 +49,8 @@ class Builder:
     def __init__(self, name: str, page_bytes: int) -> None:
         self.name, self.page_bytes = name, page_bytes
         self._regions: list[int] = []
-        self._vmas: list[tuple[int, int, int]] = []
+        self._vmas: list[tuple[int, int, int, int]] = []
+        self._cached_pages = 0
         self._threads: list[tuple[int, int, int]] = []
         self._events: list[list[tuple[int, ...]]] = []
 
@@ -54,9 +59,14 @@ class Builder:
         self._regions.append(max(1, pages(nr_pages, PMD_PAGES)))
         return len(self._regions) - 1
 
-    def mapping(self, start: int, end: int, flags: int = ANON | WRITABLE) -> int:
-        """A mapping; it holds in every address space whose threads touch it."""
-        self._vmas.append((start, end, flags))
+    def file(self, nr_pages: int) -> int:
+        """A file of so many pages; returns the number of its first page in the page cache."""
+        self._cached_pages += nr_pages
+        return self._cached_pages - nr_pages
+
+    def mapping(self, start: int, end: int, flags: int = ANON | WRITABLE, cache_page: int = NO_CACHE_PAGE) -> int:
+        """A mapping, of a file from `cache_page` on if given; it holds in every address space that touches it."""
+        self._vmas.append((start, end, flags, cache_page))
         return len(self._vmas) - 1
 
     def thread(self, mm: int, start_ns: int = 0) -> int:
@@ -96,6 +106,18 @@ class Builder:
         """Wait for so long, off the CPU; for I/O, or for a timer."""
         self._add(thread, SLEEP, page=ns, arg=int(io), think_ns=think_ns)
 
+    def syscall(self, thread: int, ns: int, think_ns: int = 0) -> None:
+        """So much kernel time."""
+        self._add(thread, SYSCALL, page=ns, think_ns=think_ns)
+
+    def wait(self, thread: int) -> None:
+        """Wait to be woken, unless that has happened already."""
+        self._add(thread, WAIT)
+
+    def wake(self, thread: int, other: int) -> None:
+        """End one wait of another thread, now or later."""
+        self._add(thread, WAKE, arg=other)
+
     def join(self, thread: int, other: int) -> None:
         """Wait for the end of another thread."""
         self._add(thread, JOIN, arg=other)
@@ -122,7 +144,7 @@ class Builder:
             end.append(len(rows))
         table = np.array(rows, np.int64).reshape(-1, len(_EVENT_TYPES))
         threads = np.array(self._threads, np.int64).reshape(-1, 3)
-        vmas = np.array(self._vmas or [(0, 0, 0)], np.int64)
+        vmas = np.array(self._vmas or [(0, 0, 0, NO_CACHE_PAGE)], np.int64)
         return Workload(
             name=self.name,
             events=Events(*(np.ascontiguousarray(table[:, i], kind) for i, kind in enumerate(_EVENT_TYPES))),
@@ -133,7 +155,12 @@ class Builder:
                 parent=threads[:, 1].astype(np.int32),
                 start_ns=np.ascontiguousarray(threads[:, 2]),
             ),
-            vmas=Vmas(np.ascontiguousarray(vmas[:, 0]), np.ascontiguousarray(vmas[:, 1]), vmas[:, 2].astype(np.int32)),
+            vmas=Vmas(
+                start=np.ascontiguousarray(vmas[:, 0]),
+                end=np.ascontiguousarray(vmas[:, 1]),
+                flags=vmas[:, 2].astype(np.int32),
+                cache_page=np.ascontiguousarray(vmas[:, 3]),
+            ),
             mm_regions=np.array(self._regions, np.int64),
             page_bytes=self.page_bytes,
             **changes,

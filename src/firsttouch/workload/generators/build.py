@@ -1,0 +1,337 @@
+"""A parallel build: make -jN, whose jobs are shells that run a few short programs and one that grows, a compiler.
+
+    make      keeps `parallel` jobs: starts that many, then one more whenever any of them ends
+    job       a shell: forks, one after another, `helpers` helpers and the compiler, and waits for each
+    process   begins as a copy of its parent, writes to part of what it shares with it (so does the parent: COW), execs,
+              reads its program's pages (page cache), writes to some of its data (copied from the page cache), takes
+              fresh memory, computes, and exits. The compiler also waits for I/O and gives temporary memory back.
+
+**Where pages are touched.** A program's pages are read in runs, five pages of 4 KiB each in the mean, with gaps whose
+lengths are log-normal (sigma 1.5). That is fitted to two published tables at once, the faults of a Linux build and of a
+rebuild under fault-around windows of 1, 2, 8, 16 and 32 pages: with it, and a third of the build's faults (60 % of the
+rebuild's) being reads of files, all ten numbers come out within 2 %. All processes of a program read the same pages,
+in one order: they are the same pages of the page cache, mapped again and again (`Vmas.cache_page`).
+
+**A sample of the jobs.** A build has thousands of jobs that differ in size only, so `scale` simulates a few of them and
+`facts["weight"]` says how many each stands for: totals of the build are those of the sample times the weight. Ratios
+between policies are not affected. The sizes of a sample are the mid-quantiles of their distribution, in an order that
+the seed gives, and are made to have the mean 1, so totals of a sample do not depend on its luck; each of the `parallel`
+slots is filled until the last jobs, so CPUs and locks are as busy as in the whole. Only the ends weigh more: when no
+job is left to start, slots stay empty until the longest of the last jobs is done, and that end is in the wall time of a
+sample as it is in that of the whole; and make's own memory is touched once in both. So multiplying overstates wall
+times, by less the more jobs a slot has, and alike under all policies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from firsttouch.errors import FirsttouchError
+from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES, pages
+from firsttouch.workload import WRITABLE, Workload
+from firsttouch.workload.generators.builder import Builder, at_least
+
+RUN_UNITS, GAP_SIGMA = 5.0, 1.5  # of reads of a program, in units of 4 KiB: see above
+UNIT_BYTES = 4096
+GROWTH_BYTES = 131_072  # malloc asks for this much at a time
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as one process uses it."""
+
+    file_bytes: int  # text and read-only data, libraries included
+    read_ratio: float  # of them that a process reads
+    data_bytes: int  # of the file's private data that it writes
+    fresh_bytes: int  # stack, heap, zero-initialised data
+
+
+@dataclass(frozen=True)
+class Build:
+    """One build: its jobs, what each does to memory, and what the whole takes besides page faults."""
+
+    jobs: int
+    parallel: int  # N of make -jN
+    shell: Program
+    helper: Program
+    compiler: Program
+    helpers: int  # a job
+    user_s: float  # of the whole build: computing
+    kernel_s: float  # of the whole: kernel time other than page faults (exec, open, read, write, fork, exit)
+    io_s: float = 0.0  # of the whole: waits for I/O
+    make_s: float = 0.0  # of the whole: make's own computing, before each job
+    make_bytes: int = MIB  # what make itself has touched
+    copied_bytes: int = 60 * KIB  # that a child writes before it execs
+    rewritten_bytes: int = 20 * KIB  # that its parent writes after the fork
+    temporary_ratio: float = 0.2  # of the compiler's fresh memory that it gives back, and takes anew
+    size_sigma: float = 0.6  # compilations are log-normal in size
+
+
+# What is published is exact: jobs in parallel, user time, system time (kernel_s is what is left of it when a fault
+# takes a few microseconds), and page reclaims or minor faults, which fix the number of jobs. Sizes of programs and
+# their shares of the faults are typical values.
+BUILDS = {
+    # makeworld -j4 of FreeBSD RELENG_4, 2006: 14,202,993 page reclaims, user 815.59 s, system 194.92 s, real 656.36 s
+    # on 2 CPUs. cc, cpp and as are the helpers, cc1 of gcc 2.95 the compiler.
+    "makeworld": Build(
+        jobs=14_000, parallel=4, helpers=3, user_s=815.59, kernel_s=150.0, io_s=1250.0, make_bytes=2 * MIB,
+        shell=Program(420 * KIB, 0.38, 20 * KIB, 80 * KIB),
+        helper=Program(640 * KIB, 0.38, 40 * KIB, 160 * KIB),
+        compiler=Program(2600 * KIB, 0.38, 160 * KIB, 2400 * KIB),
+    ),
+    # pkgsrc/lang/python37 on NetBSD, 2020, one job at a time: user 11,117 s, system 1,172 s, real 12,414 s on one CPU.
+    "python-405gpr": Build(
+        jobs=900, parallel=1, helpers=5, user_s=11_117.19, kernel_s=1_000.0, io_s=125.0,
+        shell=Program(2 * MIB, 0.3, 60 * KIB, 120 * KIB),
+        helper=Program(3 * MIB, 0.3, 80 * KIB, 400 * KIB),
+        compiler=Program(20 * MIB, 0.38, 300 * KIB, 24 * MIB),
+    ),
+    # make -j60 of Linux, 2014, on 120 threads: 283,301,572 minor faults without fault-around in 151.2 s.
+    "kernel": Build(
+        jobs=20_200, parallel=60, helpers=5, user_s=6_800.0, kernel_s=800.0, io_s=300.0,
+        shell=Program(3200 * KIB, 0.38, 80 * KIB, 240 * KIB),
+        helper=Program(3200 * KIB, 0.38, 80 * KIB, 320 * KIB),
+        compiler=Program(29 * MIB, 0.38, 240 * KIB, 34 * MIB),
+    ),
+    # The same when all is built already: 5,396,854 minor faults in 27.4 s; shells and small programs.
+    "kernel-rebuild": Build(
+        jobs=2_800, parallel=60, helpers=2, user_s=300.0, kernel_s=120.0, io_s=60.0, make_s=20.0,
+        shell=Program(3200 * KIB, 0.37, 80 * KIB, 240 * KIB),
+        helper=Program(3200 * KIB, 0.37, 80 * KIB, 240 * KIB),
+        compiler=Program(3200 * KIB, 0.37, 80 * KIB, 1772 * KIB),
+    ),
+    # make -j3 vmlinux, 2004, on 2 CPUs: user 954 s, system 60.5 s, real 513 s.
+    "kernel-2004": Build(
+        jobs=1_100, parallel=3, helpers=3, user_s=954.2, kernel_s=40.0, io_s=12.0,
+        shell=Program(1800 * KIB, 0.3, 60 * KIB, 160 * KIB),
+        helper=Program(1800 * KIB, 0.3, 60 * KIB, 240 * KIB),
+        compiler=Program(5 * MIB, 0.38, 160 * KIB, 10 * MIB),
+    ),
+    # poudriere -j 104 on FreeBSD, 2019, 90 minutes on 104 CPUs; its packages are C++ for the most part, and configure.
+    "packages": Build(
+        jobs=370_000, parallel=104, helpers=4, user_s=420_000.0, kernel_s=70_000.0, io_s=20_000.0,
+        shell=Program(2 * MIB, 0.3, 60 * KIB, 120 * KIB),
+        helper=Program(2 * MIB, 0.3, 80 * KIB, 240 * KIB),
+        compiler=Program(60 * MIB, 0.15, 400 * KIB, 24 * MIB),
+    ),
+}  # fmt: skip
+# The same build on the Cavium CN50xx: 8 KiB pages, user 2,862 s, system 473 s, real 3,608 s.
+BUILDS["python-cn50xx"] = replace(BUILDS["python-405gpr"], user_s=2_862.35, kernel_s=400.0, io_s=270.0)
+
+
+def build(
+    of: str | Build = "makeworld",
+    *,
+    scale: float = 0.01,
+    parallel: int | None = None,
+    seed: int = 1,
+    page_bytes: int = BASE_PAGE_BYTES,
+    lines_touched: int = 32,
+) -> Workload:
+    """A parallel build, or a sample of its jobs.
+
+    Parameters
+    ----------
+    of
+        One of `BUILDS`, or a build of your own.
+    scale
+        The share of the jobs to simulate; there are at least four for each slot. `facts["weight"]` says how many jobs
+        each stands for.
+    parallel
+        Jobs at a time, instead of the build's own.
+    seed
+        Of the order of sizes, and of which pages of a program are read.
+    page_bytes, lines_touched
+        Of the machine it will run on; cache lines of each page that its process uses.
+
+    Raises FirsttouchError for a parameter out of range.
+    """
+    if isinstance(of, str):
+        if of not in BUILDS:
+            raise FirsttouchError(f"build: there is no build {of!r}", f"there are {', '.join(BUILDS)}")
+        name, shape = of, BUILDS[of]
+    else:
+        name, shape = "build", of
+    shape = shape if parallel is None else replace(shape, parallel=parallel)
+    _check(shape, scale, seed)
+    nr_jobs = min(shape.jobs, max(4 * shape.parallel, round(shape.jobs * scale)))
+    b = Builder(f"{name} -j{shape.parallel}, {nr_jobs} of {shape.jobs} jobs", page_bytes)
+    _Make(b, shape, nr_jobs, np.random.default_rng(seed)).run()
+    weight = shape.jobs / nr_jobs
+    return b.workload(lines_touched=lines_touched, facts={"jobs": shape.jobs, "simulated": nr_jobs, "weight": weight})
+
+
+def _check(shape: Build, scale: float, seed: int) -> None:
+    for field, least in (
+        ("jobs", 1), ("parallel", 1), ("helpers", 0), ("user_s", 0), ("kernel_s", 0), ("io_s", 0), ("make_s", 0),
+        ("make_bytes", 0), ("copied_bytes", 0), ("rewritten_bytes", 0), ("temporary_ratio", 0), ("size_sigma", 0),
+    ):  # fmt: skip
+        at_least("build", field, getattr(shape, field), least)
+    at_least("build", "seed", seed, 0)
+    for who in ("shell", "helper", "compiler"):
+        program: Program = getattr(shape, who)
+        at_least("build", f"{who}.file_bytes", program.file_bytes, 0)
+        at_least("build", f"{who}.data_bytes", program.data_bytes, 0)
+        at_least("build", f"{who}.fresh_bytes", program.fresh_bytes, 1)
+        if not 0 < program.read_ratio <= 1:
+            raise FirsttouchError(f"build: {who}.read_ratio is {program.read_ratio}", "it is above 0 and at most 1")
+    if not 0 < scale <= 1:
+        raise FirsttouchError(f"build: scale is {scale}; it must be above 0 and at most 1", "give 0.01")
+    if shape.temporary_ratio >= 1:
+        raise FirsttouchError(f"build: temporary_ratio is {shape.temporary_ratio}; it must be below 1", "give 0.2")
+
+
+def sizes(number: int, sigma: float) -> list[float]:
+    """The mid-quantiles of a log-normal distribution, ascending, with mean 1."""
+    normal = NormalDist()
+    raw = [math.exp(sigma * normal.inv_cdf((i + 0.5) / number)) for i in range(number)]
+    mean = math.fsum(raw) / number
+    return [size / mean for size in raw]
+
+
+def reads(nr_units: int, ratio: float, rng: np.random.Generator) -> list[tuple[int, int]]:
+    """The runs of a file of `nr_units` that a process reads, in the order of their addresses: `ratio` of its units."""
+    wanted = round(nr_units * ratio)
+    lengths: list[int] = []
+    while (left := wanted - sum(lengths)) > 0:
+        lengths.append(min(left, int(rng.geometric(1 / RUN_UNITS))))
+    gaps = rng.lognormal(0.0, GAP_SIGMA, len(lengths) + 1)  # one before each run, and one at the end
+    skipped = np.cumsum(gaps / gaps.sum() * (nr_units - wanted)).astype(int).tolist()
+    before = np.concatenate([[0], np.cumsum(lengths)]).astype(int).tolist()
+    return [(skipped[i] + before[i], skipped[i] + before[i + 1]) for i in range(len(lengths))]
+
+
+class _Image:
+    """A program's address space: file, private data, heap from there on, temporary memory a region further."""
+
+    def __init__(self, b: Builder, program: Program, most: float, rng: np.random.Generator) -> None:
+        self.program = program
+        size = b.page_bytes
+        nr_text, self.nr_data = pages(program.file_bytes, size), pages(program.data_bytes, size)
+        touched: set[int] = set()
+        for start, end in reads(program.file_bytes // UNIT_BYTES, program.read_ratio, rng):
+            touched.update(range(start * UNIT_BYTES // size, pages(end * UNIT_BYTES, size)))
+        self.runs = _runs(sorted(touched))
+        rng.shuffle(self.runs)
+        self.nr_read = len(touched)
+        cached = b.file(nr_text + self.nr_data)
+        self.text = b.mapping(0, nr_text, 0, cached) if nr_text else -1
+        self.data_start = nr_text
+        self.data = b.mapping(nr_text, nr_text + self.nr_data, WRITABLE, cached + nr_text) if self.nr_data else -1
+        self.heap = nr_text + self.nr_data
+        self.nr_heap = max(1, math.ceil(pages(program.fresh_bytes, size) * most))
+        self.step = max(1, GROWTH_BYTES // size)
+        tops = range(self.step, self.nr_heap + self.step, self.step)
+        self.grown = [b.mapping(self.heap, self.heap + top) for top in tops]  # [times grown - 1]
+        self.temporary = -(-(self.heap + self.nr_heap + self.step) // PMD_PAGES) * PMD_PAGES
+        self.whole_heap = b.mapping(self.heap, self.heap + self.nr_heap)
+        self.passing = b.mapping(self.temporary, self.temporary + self.step)
+        self.nr_pages = self.temporary + self.step
+
+
+def _runs(touched: list[int]) -> list[list[int]]:
+    """Ascending pages as [start, end] of neighbours."""
+    runs: list[list[int]] = []
+    for page in touched:
+        if runs and runs[-1][1] == page:
+            runs[-1][1] += 1
+        else:
+            runs.append([page, page + 1])
+    return runs
+
+
+class _Make:
+    """make, and all that it starts."""
+
+    def __init__(self, b: Builder, shape: Build, nr_jobs: int, rng: np.random.Generator) -> None:
+        self.b, self.shape, self.nr_jobs = b, shape, nr_jobs
+        self.sizes = sizes(nr_jobs, shape.size_sigma)
+        self.images = {
+            who: _Image(b, getattr(shape, who), self.sizes[-1] if who == "compiler" else 1.0, rng)
+            for who in ("shell", "helper", "compiler")
+        }
+        rng.shuffle(self.sizes)
+        # Computing goes with the pages a process touches, other kernel time with processes.
+        touched = {who: i.nr_read + i.nr_data + pages(i.program.fresh_bytes, b.page_bytes)
+                   for who, i in self.images.items()}  # fmt: skip
+        nr_touched = touched["shell"] + shape.helpers * touched["helper"] + touched["compiler"]
+        self.think_ns = round(shape.user_s * 1e9 / shape.jobs / nr_touched)
+        self.kernel_ns = round(shape.kernel_s * 1e9 / shape.jobs / (shape.helpers + 2))
+        self.make_ns = round(shape.make_s * 1e9 / shape.jobs)
+        self.io_ns = round(shape.io_s * 1e9 / shape.jobs)
+        self.make_pages = max(1, pages(shape.make_bytes, b.page_bytes))
+
+    def run(self) -> None:
+        """The build."""
+        b, shape = self.b, self.shape
+        make, own = b.thread(b.space(self.make_pages)), b.mapping(0, self.make_pages)
+        b.touch(make, own, 0, self.make_pages)
+        for nr, size in enumerate(self.sizes):
+            if nr >= shape.parallel:
+                b.wait(make)
+            shell = self.spawn(make, own, (0, self.make_pages), self.images["shell"], self.make_ns)
+            self.job(shell, size)
+            b.wake(shell, make)
+            b.exit(shell)
+        for _ in range(min(shape.parallel, self.nr_jobs)):
+            b.wait(make)
+
+    def spawn(self, parent: int, own: int, shared: tuple[int, int], image: _Image, think_ns: int = 0) -> int:
+        """Fork and exec. Both write to the first of the pages `shared`, of the parent's mapping `own`."""
+        b, shape = self.b, self.shape
+        start, end = shared
+        child = b.fork(parent, b.space(end), think_ns=think_ns)
+        for who, wanted in ((parent, shape.rewritten_bytes), (child, shape.copied_bytes)):
+            nr = min(pages(wanted, b.page_bytes), end - start)
+            if nr:
+                b.touch(who, own, start, start + nr)
+        b.exec(child, b.space(image.nr_pages))
+        b.syscall(child, self.kernel_ns)
+        return child
+
+    def job(self, shell: int, size: float) -> None:
+        """What a shell does, its exit apart."""
+        b, image = self.b, self.images["shell"]
+        self.use(shell, image, 1.0)
+        for i in range(self.shape.helpers + 1):
+            who = "compiler" if i == self.shape.helpers else "helper"
+            shared = (image.heap, image.heap + image.nr_heap)
+            child = self.spawn(shell, image.whole_heap, shared, self.images[who])
+            if who == "compiler" and self.io_ns:
+                b.sleep(child, self.io_ns, io=True)
+            self.use(child, self.images[who], size if who == "compiler" else 1.0)
+            b.exit(child)
+            b.join(shell, child)
+
+    def use(self, process: int, image: _Image, size: float) -> None:
+        """Read the program, write its data, and grow, the reads spread over the growth."""
+        b, think_ns = self.b, self.think_ns
+        if image.nr_data:
+            b.touch(process, image.data, image.data_start, image.heap, think_ns=think_ns)
+        passing_ratio = self.shape.temporary_ratio if image is self.images["compiler"] else 0.0
+        nr_fresh = max(1, round(pages(image.program.fresh_bytes, b.page_bytes) * size))
+        nr_kept = max(1, round(nr_fresh * (1 - passing_ratio)))
+        nr_steps = -(-nr_kept // image.step)
+        passed = read = 0
+        # What is read does not grow with the size of the input, but the time taken does.
+        read_ns = round(think_ns * size)
+        for i in range(nr_steps):
+            until = len(image.runs) * (i + 1) // nr_steps
+            for start, end in image.runs[read:until]:
+                b.touch(process, image.text, start, end, kind=0, think_ns=read_ns)
+            read = until
+            start, end = i * image.step, min(nr_kept, (i + 1) * image.step)
+            b.map(process, image.grown[i], image.heap + start, image.heap + start + image.step)
+            b.touch(process, image.grown[i], image.heap + start, image.heap + end, think_ns=think_ns)
+            due = (nr_fresh - nr_kept) * (i + 1) // nr_steps
+            while passed < due:
+                nr = min(image.step, due - passed)
+                b.map(process, image.passing, image.temporary, image.temporary + nr)
+                b.touch(process, image.passing, image.temporary, image.temporary + nr, think_ns=think_ns)
+                b.unmap(process, image.temporary, image.temporary + nr)
+                passed += nr
