@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-kernel verify-all bench docs bundled clean
+.PHONY: demo test lint test-slow test-kernel verify-all bench pool-numbers docs bundled clean
 
 demo: $(STAMP)
 	@$(BIN)/firsttouch demo
@@ -36,6 +36,13 @@ verify-all: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks/bench_*.py --benchmark-only
+
+# What docs/pool.md and README.md say of the pool's speed: on a quiet machine, about half an hour.
+pool-numbers: $(STAMP)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]'
+	@mkdir -p docs/measured
+	$(BIN)/python benchmarks/bench_pool.py --idle --json docs/measured/pool.json
+	$(BIN)/python benchmarks/pool_page.py docs/measured/pool.json docs/pool.md README.md
 
 docs: $(STAMP)
 	$(BIN)/python -m pip install -q -e '.[docs]'

@@ -1,12 +1,23 @@
 """NumPy on the pool, on glibc as it is and tuned, and on other allocators: one process a configuration, interleaved.
 
-    python benchmarks/bench_pool.py            # all of it, about ten minutes on a quiet machine
-    python benchmarks/bench_pool.py --quick    # three sizes, two rounds
-    python benchmarks/bench_pool.py --idle     # also what comes after 15 s of sleep
+    python benchmarks/bench_pool.py --idle --json docs/measured/pool.json   # all of it: half an hour, a quiet machine
+    python benchmarks/bench_pool.py --quick                                 # four sizes, two rounds
+    python benchmarks/bench_pool.py --only ops,busy --cpu                   # some parts; CPU time instead of wall time
+
+`make pool-numbers` runs the first, and has `pool_page.py` put what it stored into docs/pool.md and README.md.
 
 Each round runs every configuration once, in an order that turns; a configuration's figure is the median over rounds of
 the median of its repetitions. A ratio above 1 is faster than glibc as it is. Peers are loaded by LD_PRELOAD where
 Debian has put them: apt-get install libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4.
+
+ops     operands are made before the pool is installed; it has 2 GiB mapped and zeroed, as peers have what they keep.
+        Every configuration rests before each operation and size, and then repeats it without rest, up to 1 GiB in all
+never   64 MiB of zeros again and again, without any rest for a scrubber
+small   arrays of ten numbers, the pool's functions and NumPy's own put in turn into one process
+install what an install takes whose code is compiled already
+busy    a foreground that never idles, in one process: with memory to be scrubbed, and without, in turn
+program three programs from start to end, as they are and under `python -m firsttouch.pool`
+idle    256 MiB of zeros after 15 s of sleep
 """
 
 from __future__ import annotations
@@ -15,15 +26,22 @@ import argparse
 import glob
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
 
 MIB = 1 << 20
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-QUICK_SIZES = (2, 8, 64)
+SIZES = (1, 2, 3, 4, 8, 16, 24, 32, 64, 256)
+QUICK_SIZES = (3, 8, 32, 128)
 OPS = ("zeros+touch", "zeros+fill", "a+b", "hypot")
+PARTS = ("ops", "never", "small", "install", "busy", "program", "idle")
+BUSY = ("stream", "llc", "matmul")
+PROGRAMS = ("images", "sales", "waves")
+HERE = os.path.dirname(os.path.abspath(__file__))
+POPULATED = 2 << 30
+REST_S = 0.15
 GLIBC_TUNED = (
     "glibc.malloc.mmap_threshold=8589934592:glibc.malloc.trim_threshold=8589934592:glibc.malloc.top_pad=67108864"
 )
@@ -46,7 +64,7 @@ def configurations() -> dict[str, dict[str, str]]:
         if library := _library(name):
             out[name] = {"LD_PRELOAD": library}
             out[f"{name}-tuned"] = {"LD_PRELOAD": library, **extra}
-    out["pool"] = {"BENCH_POOL": "2GiB"}
+    out["pool"] = {"BENCH_POOL": "1"}
     return out
 
 
@@ -55,114 +73,184 @@ def configurations() -> dict[str, dict[str, str]]:
 
 def child(job: dict) -> dict:
     """Do what the job says; the results by name."""
+    works = {"ops": _ops, "never": _never, "small": _small, "install": _install, "busy": _busy, "idle": _idle}
+    return works[job["what"]](job)
+
+
+def _pool(populate: int = POPULATED, **options):
+    """The pool, with memory mapped and zeroed, where the configuration has one."""
+    if "BENCH_POOL" not in os.environ:
+        return None
+    import firsttouch as ft
+
+    pool = ft.pool.install(3 << 30, populate=populate, strict=True, **options)
+    _until(lambda: pool.stats().free_zeroed_bytes >= populate)
+    return pool
+
+
+def _until(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)
+
+
+def _times(work, nr: int) -> tuple[float, float]:
+    """Medians of wall and CPU time in ns."""
+    walls, cpus = [], []
+    for _ in range(nr):
+        cpu, start = time.thread_time_ns(), time.perf_counter_ns()
+        kept = work()
+        walls.append(time.perf_counter_ns() - start)
+        cpus.append(time.thread_time_ns() - cpu)
+        del kept
+    return statistics.median(walls), statistics.median(cpus)
+
+
+def _touched(nr_bytes: int):
     import numpy as np
 
-    out: dict = {}
-    pool = None
-    if limit := os.environ.get("BENCH_POOL"):
-        import firsttouch as ft
-
-        start = time.perf_counter()
-        pool = ft.pool.install("3GiB", populate=limit, strict=True, **job.get("options", {}))
-        out["install_ms"] = (time.perf_counter() - start) * 1e3
-        deadline = time.monotonic() + 60
-        ready = pool.stats().free_unfaulted_bytes
-        while job["what"] in ("ops", "idle", "busy") and ready - pool.stats().free_unfaulted_bytes < 2 << 30:
-            assert time.monotonic() < deadline, "the pool was not populated"
-            time.sleep(0.02)
-    out |= {"ops": _ops, "small": _small, "idle": _idle, "busy": _busy, "program": _program}[job["what"]](np, job)
-    if pool is not None:
-        stats = pool.stats()
-        out["hits"], out["misses"], out["hot"] = stats.hits, stats.misses, stats.hot
-    return out
+    array = np.zeros(nr_bytes, np.uint8)
+    array[::4096] = 1
+    return array
 
 
-def _median_ns(work, nr: int) -> float:
-    times = []
-    for _ in range(nr):
-        start = time.perf_counter_ns()
-        kept = work()
-        times.append(time.perf_counter_ns() - start)
-        del kept
-    return statistics.median(times)
+def _filled(nr_bytes: int):
+    import numpy as np
+
+    array = np.zeros(nr_bytes, np.uint8)
+    array.fill(1)
+    return array
 
 
-def _ops(np, job: dict) -> dict:
+def _ops(job: dict) -> dict:
+    import numpy as np
+
+    operands = {mib: (np.ones(mib * MIB // 8), np.ones(mib * MIB // 8)) for mib in job["sizes"]}
+    pool = _pool()
     out = {}
-    for mib in job["sizes"]:
-        nr_bytes = mib * MIB
-        a, b = np.ones(nr_bytes // 8), np.ones(nr_bytes // 8)
-
-        def touch(nr_bytes=nr_bytes):
-            array = np.zeros(nr_bytes, np.uint8)
-            array[::4096] = 1
-            return array
-
-        def fill(nr_bytes=nr_bytes):
-            array = np.zeros(nr_bytes, np.uint8)
-            array.fill(1)
-            return array
-
-        works = (touch, fill, lambda a=a, b=b: a + b, lambda a=a, b=b: np.sqrt(a * a + b * b))
-        nr = max(5, min(40, 1024 // mib))
+    for mib, (a, b) in operands.items():
+        works = (
+            lambda nr_bytes=mib * MIB: _touched(nr_bytes),
+            lambda nr_bytes=mib * MIB: _filled(nr_bytes),
+            lambda a=a, b=b: a + b,
+            lambda a=a, b=b: np.sqrt(a * a + b * b),
+        )
         for name, work in zip(OPS, works, strict=True):
+            time.sleep(REST_S)
+            before = pool and pool.stats()
             work()
-            out[f"{name} {mib}"] = _median_ns(work, nr)
-            time.sleep(0.05)
+            out[f"{name} {mib}"], out[f"{name} {mib} cpu"] = _times(work, max(4, min(40, 1024 // mib)))
+            if pool:
+                after = pool.stats()
+                for kind in ("hits", "hot", "misses"):
+                    out[f"{name} {mib} {kind}"] = getattr(after, kind) - getattr(before, kind)
     return out
 
 
-def _small(np, job: dict) -> dict:
+def _never(job: dict) -> dict:
+    pool = _pool(**job.get("options", {}))
+    out = {}
+    for name, work in (("zeros+touch 64", _touched), ("zeros+fill 64", _filled)):
+        for _ in range(60):
+            work(64 * MIB)  # what was zeroed ahead before is used up
+        out[name], out[f"{name} cpu"] = _times(lambda work=work: work(64 * MIB), 60)
+    if pool:
+        stats = pool.stats()
+        out["hits"], out["misses"] = stats.hits, stats.misses
+    return out
+
+
+def _small(job: dict) -> dict:
+    """Differences are of one process: how its memory happens to lie is worth more than what is measured."""
     import timeit
 
+    import numpy as np
+
+    pool = _pool(64 * MIB)
+    allocator, word, s = pool._api.default.allocator, pool.arena.word, pool._s
+    fields = ("ctx", "malloc", "calloc", "realloc", "free")
+    ours = [getattr(allocator, field) for field in fields]
+    theirs = [int(word[i]) for i in (s.NEXT_CTX, s.NEXT_MALLOC, s.NEXT_CALLOC, s.NEXT_REALLOC, s.NEXT_FREE)]
     out = {}
-    for name in ("np.empty(10)", "np.zeros(10)", "small + small", "np.zeros(32768)"):
+    for name in ("np.empty(10)", "np.zeros(10)", "small + small", "np.zeros(1000)"):
         timer = timeit.Timer(name, globals={"np": np, "small": np.ones(10)})
-        out[name] = min(timer.repeat(7, 100_000 if "32768" not in name else 10_000)) * 1e9
-        out[name] /= 100_000 if "32768" not in name else 10_000
+        plain, pooled = [], []
+        for _ in range(60):
+            for functions, times in ((ours, pooled), (theirs, plain)):
+                for field, address in zip(fields, functions, strict=True):
+                    setattr(allocator, field, address)
+                times.append(timer.timeit(10_000) / 10_000 * 1e9)
+        out[name] = statistics.median(plain)
+        out[f"{name} more"] = statistics.median(b - a for a, b in zip(plain, pooled, strict=True))
+    for field, address in zip(fields, ours, strict=True):
+        setattr(allocator, field, address)
     return out
 
 
-def _idle(np, job: dict) -> dict:
-    def touch():
-        array = np.zeros(256 * MIB, np.uint8)
-        array[::4096] = 1
-        return array
+def _install(job: dict) -> dict:
+    import numpy  # noqa: F401
 
-    touch()
-    times = []
+    before_kib, cpu, start = _rss_kib(), time.process_time(), time.perf_counter()
+    import firsttouch as ft
+
+    pool = ft.pool.install("3GiB", populate=0, strict=True)
+    out = {"wall_ms": (time.perf_counter() - start) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
+    assert pool is not None
+    return out | {"rss_mib": (_rss_kib() - before_kib) / 1024}
+
+
+def _rss_kib() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:"))
+
+
+def _busy(job: dict) -> dict:
+    """A foreground that never idles: slices with memory to be scrubbed, and without, in turn, in one process."""
+    import numpy as np
+
+    a, b, into = (np.ones(8 * MIB) for _ in range(3))
+    small = np.ones(12 * MIB // 8)
+    left, right = np.ones((400, 400)), np.ones((400, 400))
+    pool = _pool(1 << 30, age="0ns", **job.get("options", {}))
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # this thread; the scrubber's may run anywhere
+    works = {"stream": lambda: np.add(a, b, into), "llc": small.sum, "matmul": lambda: left @ right}
+    out = {"scrubbed_bytes": 0.0}
+    for name, work in works.items():
+        walls: tuple[list[float], list[float]] = [], []
+        cpus: tuple[list[float], list[float]] = [], []
+        for turn in range(2 * job["turns"]):
+            dirty = turn % 4 in (1, 2)  # without, with, with, without
+            _until(lambda: pool.stats().free_unzeroed_bytes == 0)
+            if dirty:
+                np.ones(64 * MIB)  # 512 MiB to be scrubbed
+            end, before = time.perf_counter() + 0.03, pool.stats().scrubbed_bytes
+            while time.perf_counter() < end:
+                work()
+            nr = max(3, round(0.12 / max(1e-4, _times(work, 3)[0] / 1e9)))
+            wall, cpu = _times(work, nr)
+            walls[dirty].append(wall)
+            cpus[dirty].append(cpu)
+            if dirty:
+                out["scrubbed_bytes"] += pool.stats().scrubbed_bytes - before
+        out[name] = _slower(walls)
+        out[f"{name} cpu"] = _slower(cpus)
+    return out
+
+
+def _slower(times: tuple[list[float], list[float]]) -> float:
+    """Median over pairs of turns of how much slower the second kind is, as a share."""
+    return statistics.median(dirty / clean - 1 for clean, dirty in zip(*times, strict=True))
+
+
+def _idle(job: dict) -> dict:
+    _pool()
+    _touched(256 * MIB)
+    walls = []
     for _ in range(2):
         time.sleep(job["seconds"])
-        times.append(_median_ns(touch, 1))
-    return {"zeros+touch 256": statistics.median(times)}
-
-
-def _busy(np, job: dict) -> dict:
-    """A foreground that never idles, beside memory that could be scrubbed."""
-    a, b, into = (np.ones(8 * MIB) for _ in range(3))
-    dirty = np.ones(128 * MIB) if job["dirty"] else None
-    del dirty
-    return {"add into 64": _median_ns(lambda: np.add(a, b, into) is None, 200)}
-
-
-def _program(np, job: dict) -> dict:
-    """The image pipeline of the examples, pass after pass in one process; the first is not counted."""
-    import contextlib
-    import io
-    import resource
-    import runpy
-
-    walls, systems, faults = [], [], []
-    for _ in range(6):
-        before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-        with contextlib.redirect_stdout(io.StringIO()):
-            runpy.run_path(os.path.join(os.path.dirname(__file__), "../examples/pipeline.py"), run_name="__main__")
-        walls.append(time.perf_counter() - start)
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        systems.append(after.ru_stime - before.ru_stime)
-        faults.append(after.ru_minflt - before.ru_minflt)
-    medians = (statistics.median(each[1:]) for each in (walls, systems, faults))
-    return dict(zip(("wall_s", "system_s", "faults"), medians, strict=True))
+        walls.append(_times(lambda: _touched(256 * MIB), 1)[0])
+    return {"zeros+touch 256": statistics.median(walls)}
 
 
 # In the parent
@@ -171,6 +259,8 @@ def _program(np, job: dict) -> dict:
 def run(environment: dict[str, str], job: dict) -> dict:
     """One process; its results, or {} where it could not be run."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(("FIRSTTOUCH_POOL", "MALLOC_"))}
+    if job["what"] == "program":
+        return _run_program(env | environment, job)
     command = [sys.executable, __file__, "--child", json.dumps(job)]
     done = subprocess.run(command, env=env | environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -179,9 +269,32 @@ def run(environment: dict[str, str], job: dict) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _run_program(env: dict[str, str], job: dict) -> dict:
+    """A program from its start to its end, Python's own included."""
+    under = ["-m", "firsttouch.pool"] if env.pop("BENCH_POOL", "") else []
+    command = [sys.executable, *under, os.path.join(HERE, "programs", f"{job['name']}.py")]
+    start = time.perf_counter()
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+    said = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    wall_s = time.perf_counter() - start
+    process.stdout.close()
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        return {}
+    return {
+        "wall_s": wall_s,
+        "user_s": usage.ru_utime,
+        "system_s": usage.ru_stime,
+        "faults": usage.ru_minflt,
+        "peak_mib": usage.ru_maxrss / 1024,
+        "said": said,
+    }
+
+
 def gather(names: dict[str, dict[str, str]], job: dict, rounds: int) -> dict[str, dict[str, float]]:
-    """Configuration -> result -> median over rounds."""
-    seen: dict[str, dict[str, list[float]]] = {name: {} for name in names}
+    """Configuration -> result -> median over rounds. What a program says has to be the same everywhere."""
+    seen: dict[str, dict[str, list]] = {name: {} for name in names}
     order = list(names)
     for i in range(rounds):
         for name in order[i % len(order) :] + order[: i % len(order)]:
@@ -189,72 +302,127 @@ def gather(names: dict[str, dict[str, str]], job: dict, rounds: int) -> dict[str
             for key, value in run(names[name], job).items():
                 seen[name].setdefault(key, []).append(value)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    said = {text for each in seen.values() for text in each.pop("said", [])}
+    assert len(said) <= 1, f"results differ: {said}"
     return {name: {key: statistics.median(values) for key, values in each.items()} for name, each in seen.items()}
 
 
-def table(rows: dict[str, dict[str, float]], keys: list[str], unit_ns: float = 1e6, unit: str = "ms") -> None:
+def table(rows: dict[str, dict[str, float]], keys: list[str], cpu: bool = False) -> None:
     """Absolute for glibc, ratios for the rest, and the pool against the best of them."""
+    end = " cpu" if cpu else ""
     names = [name for name in rows if name != "glibc" and rows[name]]
-    print(f"{'':16}{'glibc':>10} {unit}" + "".join(f"{name[:17]:>18}" for name in names) + f"{'pool/best peer':>16}")
+    print(f"{'':16}{'glibc':>10} ms" + "".join(f"{name[:12]:>13}" for name in names) + f"{'pool/best peer':>16}")
     for key in keys:
-        base = rows["glibc"].get(key)
+        base = rows["glibc"].get(key + end)
         if not base:
             continue
-        ratios = {name: base / rows[name][key] for name in names if key in rows[name]}
-        peers = [ratio for name, ratio in ratios.items() if name != "pool"] + [1.0]
-        line = f"{key:16}{base / unit_ns:10.3f} {unit}" + "".join(f"{ratios.get(name, 0):17.2f}x" for name in names)
-        print(line + f"{ratios.get('pool', 0) / max(peers):15.2f}x")
+        ratios = {name: base / rows[name][key + end] for name in names if key + end in rows[name]}
+        best = max([1.0, *(ratio for name, ratio in ratios.items() if not name.startswith("pool"))])
+        line = f"{key:16}{base / 1e6:10.3f} ms" + "".join(f"{ratios.get(name, 0):12.2f}x" for name in names)
+        print(line + f"{ratios.get('pool', 0) / best:15.2f}x")
 
 
 def main() -> None:
-    """All tables."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--idle", action="store_true")
-    parser.add_argument("--json", default="")
+    """All parts that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few sizes, two rounds")
+    parser.add_argument("--idle", action="store_true", help="the part with sleeps of 15 s as well")
+    parser.add_argument("--only", default="", help="some of: " + ", ".join(PARTS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="show CPU time: of use beside other work, too")
+    parser.add_argument("--json", default="", help="store what was measured; parts not run stay as they are there")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(child(json.loads(arguments.child))))
         return
-    sizes, rounds = (QUICK_SIZES, 2) if arguments.quick else (SIZES, 5)
+    sizes, rounds = (QUICK_SIZES, 2) if arguments.quick else (SIZES, arguments.rounds)
+    wanted = arguments.only.split(",") if arguments.only else [p for p in PARTS if p != "idle" or arguments.idle]
+    results: dict = {}
+    if arguments.json and os.path.exists(arguments.json):
+        with open(arguments.json) as file:
+            results = json.load(file)
+    run({"BENCH_POOL": "1"}, {"what": "install"})  # compiled before anything is timed
+    for part in PARTS:
+        if part in wanted:
+            results |= measure(part, sizes, rounds)
+            show(part, results, arguments.cpu)
+            results["host"] = host()
+            if arguments.json:
+                with open(arguments.json, "w") as file:
+                    json.dump(results, file, indent=1, sort_keys=True)
+
+
+def host() -> dict[str, str]:
+    """What the figures are of."""
+    import numpy as np
+
+    with open("/proc/cpuinfo") as file:
+        cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")
+    return {"cpu": cpu, "cpus": str(os.cpu_count()), "kernel": platform.release(), "numpy": np.__version__}
+
+
+def measure(part: str, sizes: tuple[int, ...], rounds: int) -> dict:
+    """The results of one part, by key."""
     names = configurations()
     two = {name: names[name] for name in ("glibc", "pool")}
-    run(names["pool"], {"what": "small"})  # compiled before anything is timed
-    results = {"ops": gather(names, {"what": "ops", "sizes": sizes}, rounds)}
-    table(results["ops"], [f"{op} {mib}" for op in OPS for mib in sizes])
-    results["small"] = gather(two, {"what": "small"}, rounds)
-    print("\nsmall arrays, ns a call")
-    for key in results["small"]["glibc"]:
-        plain, pooled = (results["small"][name][key] for name in two)
-        print(f"  {key:18}{plain:9.1f}{pooled:9.1f}  {pooled - plain:+.1f}")
-    print(f"\ninstall, cached: {results['small']['pool']['install_ms']:.0f} ms")
-    print("\na busy foreground, ns for one addition of 64 MiB")
-    for name, dirty, options in (("nothing to scrub", 0, {}), ("idle only", 1, {}), ("paced", 1, {"pace": "500us"})):
-        job = {"what": "busy", "dirty": dirty, "options": options}
-        busy = gather({"pool": names["pool"]}, job, rounds)["pool"]
-        results[f"busy {name}"] = {"pool": busy}
-        print(f"  {name:18}{busy['add into 64']:14,.0f}")
-    plain = {"glibc": {}, "pool": {"BENCH_POOL": "64MiB"}}  # as `firsttouch run` has it
-    results["program"] = gather(plain, {"what": "program"}, rounds)
-    print("\nexamples/pipeline.py, one pass in a process that runs on")
-    for name, row in results["program"].items():
-        print(f"  {name:8}{row['wall_s']:8.3f} s wall{row['system_s']:8.3f} s system{row['faults']:10,.0f} faults")
-    if arguments.idle:
-        results["idle"] = gather(names, {"what": "idle", "seconds": 15}, 2)
-        print("\nafter 15 s of sleep")
-        table(results["idle"], ["zeros+touch 256"])
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(results, file, indent=1)
+    if part == "ops":
+        return {"ops": gather(names, {"what": "ops", "sizes": sizes}, rounds)}
+    if part == "never":
+        out = gather(names, {"what": "never"}, rounds)
+        paced = gather({"pool": names["pool"]}, {"what": "never", "options": {"pace": "300us"}}, rounds)
+        return {"never": out | {"pool, paced": paced["pool"]}}
+    if part in ("small", "install"):
+        return {part: gather({"pool": names["pool"]}, {"what": part}, max(3, rounds))["pool"]}
+    if part == "busy":
+        jobs = {"idle only": {}, "paced": {"pace": "500us"}}
+        turns = 4 * rounds
+        return {
+            "busy": {
+                name: gather({"pool": names["pool"]}, {"what": "busy", "turns": turns, "options": options}, 3)["pool"]
+                for name, options in jobs.items()
+            }
+        }
+    if part == "program":
+        configured = two | {"glibc-tuned": names["glibc-tuned"]}
+        return {"program": {name: gather(configured, {"what": part, "name": name}, rounds) for name in PROGRAMS}}
+    return {"idle": gather(names, {"what": "idle", "seconds": 15}, max(2, rounds // 2))}
+
+
+def show(part: str, results: dict, cpu: bool) -> None:
+    """One part, for the terminal."""
+    rows = results[part]
+    print(f"\n{part}")
+    if part in ("ops", "never", "idle"):
+        keys = {key for key in rows["glibc"] if key.rpartition(" ")[2].isdigit()}
+        order = sorted(keys, key=lambda key: (OPS.index(key.split()[0]), int(key.split()[1])))
+        table(rows, order, cpu and part != "idle")
+    elif part == "small":
+        for key in rows:
+            if f"{key} more" in rows:
+                print(f"  {key:18}{rows[key]:9.1f} ns{rows[f'{key} more']:+9.1f} ns")
+    elif part == "install":
+        print(f"  {rows['wall_ms']:.0f} ms wall, {rows['cpu_ms']:.0f} ms CPU, {rows['rss_mib']:.1f} MiB")
+    elif part == "busy":
+        for name, row in rows.items():
+            end = " cpu" if cpu else ""
+            print(f"  {name:12}" + "".join(f"{key:>10}{row[key + end]:+7.2%}" for key in BUSY), end="")
+            print(f"  {row['scrubbed_bytes'] / MIB:,.0f} MiB scrubbed meanwhile")
+    else:
+        for program, each in rows.items():
+            for name, row in each.items():
+                print(
+                    f"  {program:8}{name:12}{row['wall_s']:8.3f} s wall{row['user_s']:8.3f} user"
+                    f"{row['system_s']:8.3f} system{row['faults']:10,.0f} faults{row['peak_mib']:8,.0f} MiB"
+                )
 
 
 def test_install(benchmark):
-    """What `make bench` keeps of it: the time of an install whose code is cached, in a new process each."""
+    """What `make bench` keeps of it: the time of an install whose code is compiled, in a new process each."""
     environment = configurations()["pool"]
-    run(environment, {"what": "small"})
+    run(environment, {"what": "install"})
     times = []
-    benchmark.pedantic(lambda: times.append(run(environment, {"what": "small"})["install_ms"]), rounds=3)
+    benchmark.pedantic(lambda: times.append(run(environment, {"what": "install"})["wall_ms"]), rounds=3)
     benchmark.extra_info["install_ms"] = statistics.median(times)
 
 
