@@ -46,12 +46,12 @@ H_NS = 3_600_000_000_000
     ],
 )
 def test_defaults_of_the_versions(scrub, kind, start, stop, load, test):
-    assert scrub_rules(scrub) == (kind, start, stop, load, test, 0, 0, False)
+    assert scrub_rules(scrub) == (kind, start, stop, load, test, 0, 0, False, 0)
 
 
 def test_what_is_given_replaces_the_default():
     r = scrub_rules("scrubd-v6", start=3, stop=0, load=2, from_s=7200, until_s=14400, just_freed=True)
-    assert r == (BY_ORDER, 3, 0, 2, LOAD_AT_WAKE_UP, 2 * H_NS, 4 * H_NS, True)
+    assert r == (BY_ORDER, 3, 0, 2, LOAD_AT_WAKE_UP, 2 * H_NS, 4 * H_NS, True, 0)
     assert scrub_rules("scrubd-v2", max_order=17).start == 18
 
 

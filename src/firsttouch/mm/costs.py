@@ -41,6 +41,7 @@ class CostTable(NamedTuple):
     install: int  # the part of `trap` that a page table's lock is held to write the entry
     handoff: int
     waiter: int  # what each spinning CPU adds to a hand-off
+    read_page: int  # read all lines of a page that is in no cache
     scan_entry: int  # a daemon looks at one entry and its page
     zone_page: int  # one page moved between lists under the zone lock
     remote_page: int  # zeroing a base page of another node takes longer by this
@@ -102,6 +103,7 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         install=round(cost.table_install.ns),
         handoff=round(cost.lock_handoff.ns),
         waiter=round(cost.lock_waiter.ns),
+        read_page=round(machine.page_bytes // machine.line_bytes * cost.line_cold.ns),
         scan_entry=round(cost.scan_entry.ns),
         zone_page=zone_page,
         remote_page=round(cost.remote_page.ns),

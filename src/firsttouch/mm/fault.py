@@ -462,7 +462,7 @@ def install(w: World, cpu: int, t: int, e: int, mm: int) -> None:
         install_file(w, cpu, t, slot, entry, page, vma, int(w.events.kind[e]))
     elif service == SHARED_FILL and pm.state[entry] & STATE == NONE:
         map_pfnless(pm, slot, entry, SHMEM)
-    if w.parts.promote_in_fault != 0 and service == ZERO_FILL:
+    if w.parts.promote_in_fault != 0 and service in (ZERO_FILL, HUGE):
         w.promotion.vma[slot] = vma
         call_part(w.parts.promote_in_fault, w, cpu, mm, slot, w.pmap.table[mm] + (page >> PMD_ORDER))
     count_fault(w, service, w.sched.clock_ns[cpu] - pr.start_ns[t])

@@ -21,9 +21,11 @@ from firsttouch.mm.pmap import (
     NEAR,
     NO_SLOT,
     NONE,
+    NOT_HUGE,
     PEAK_PAGES,
     STATE,
     TOUCHED,
+    UNTOUCHED_PAGES,
     WRITTEN,
     ZERO_PAGE,
 )
@@ -34,7 +36,10 @@ from firsttouch.mm.promotion import (
     NEXT_NS,
     NO_MEMORY,
     NO_VMA,
+    PLANNED_NS,
     PROMOTED,
+    RECOVERED_PAGES,
+    RECOVERING,
     ROUNDS,
     SCANNED,
     ZEROED_PAGES,
@@ -220,10 +225,96 @@ def look_at(w: World, cpu: int, region: int) -> int:
     return DONE if promote(w, cpu, mm, slot) else FAILED
 
 
+@state_kernel
+def all_free_pages(w: World) -> int:
+    """Free pages of all nodes."""
+    nr = 0
+    for zone in range(len(w.buddy.free_pages)):
+        nr += int(w.buddy.free_pages[zone])
+    return nr
+
+
+@state_kernel
+def recover_region(w: World, cpu: int, slot: int) -> None:
+    """Look for pages of zeros in a superpage; if it has any, break it up and map the zero page in their places."""
+    pm = w.pmap
+    nr_zero = PMD_PAGES - touched_pages(w, slot)
+    advance(w, cpu, PMD_PAGES * w.cost.scan_entry + nr_zero * w.cost.read_page)
+    if nr_zero == 0 or not is_whole(w, slot):
+        return
+    pm.huge[slot] = NOT_HUGE
+    for entry in range(slot * PMD_PAGES, (slot + 1) * PMD_PAGES):
+        pfn = int(pm.pfn[entry])
+        pm.folio_order[pfn] = 0
+        pm.refs[pfn] = 1
+        if pm.state[entry] & TOUCHED == 0:
+            pm.counts[MAPPED_PAGES] -= 1
+            pm.counts[UNTOUCHED_PAGES] += 1
+            pm.state[entry] = ZERO_PAGE
+            pm.pfn[entry] = NO_PFN
+            free_folio(w, cpu, pfn)
+    advance(w, cpu, nr_zero * w.cost.unmap_page)
+    w.promotion.counts[RECOVERED_PAGES] += nr_zero
+
+
+@state_kernel
+def is_whole(w: World, slot: int) -> bool:
+    """Whether the region is one block that nobody else maps."""
+    first = slot * PMD_PAGES
+    block = int(w.pmap.pfn[first])
+    return bool(
+        w.pmap.huge[slot] == HUGE
+        and w.pmap.state[first] & STATE == ANON_RW
+        and w.pmap.folio_order[block] == PMD_ORDER
+        and w.pmap.refs[block] == PMD_PAGES
+    )
+
+
+@state_kernel
+def recover_step(w: World, now_ns: int) -> None:
+    """Recover the next superpage; back to promoting when enough is free, or all have been looked at."""
+    d, slots = w.promotion.daemon, w.pmap.slot
+    region = d[RECOVERING] - 1
+    while region < len(slots) and (slots[region] == NO_SLOT or w.pmap.huge[slots[region]] != HUGE):
+        region += 1
+    if region >= len(slots) or all_free_pages(w) >= w.promotion.recover_until:
+        d[RECOVERING] = 0
+        d[NEXT_NS] = max(now_ns + 1, d[PLANNED_NS])
+    elif fault_under_way(w, mm_of(w, region), region):
+        d[RECOVERING] = region + 1
+        d[NEXT_NS] = now_ns + RETRY_NS
+    else:
+        cpu, start_ns, system_ns = begin(w, now_ns)
+        recover_region(w, cpu, int(slots[region]))
+        end(w, cpu, start_ns, system_ns)
+        d[RECOVERING] = region + 2
+        d[NEXT_NS] = max(now_ns + 1, int(w.sched.clock_ns[cpu]))
+
+
+@state_kernel
+def begin(w: World, now_ns: int) -> tuple[int, int, int]:
+    """The daemon gets a CPU: (cpu, its clock, system time so far)."""
+    cpu = borrow_cpu(w, now_ns)
+    return cpu, int(w.sched.clock_ns[cpu]), int(w.total[SYSTEM_NS])
+
+
+@state_kernel
+def end(w: World, cpu: int, start_ns: int, system_ns: int) -> None:
+    """What the CPU was charged since `begin` is background time, and a delay of its thread."""
+    took_ns = int(w.sched.clock_ns[cpu]) - start_ns
+    w.total[SYSTEM_NS] = system_ns
+    w.total[SCRUB_NS] += took_ns
+    if w.sched.thread[cpu] != NOBODY:
+        w.sched.counts[LATENCY_NS] += took_ns
+
+
 @part
 def promote_step(w: World, now_ns: int, _b: int, _c: int, _d: int) -> int:
     """One step of the daemon at `now_ns`: wake, or look at one region, or end the wake. Sets when it goes on."""
     p, d = w.promotion, w.promotion.daemon
+    if d[RECOVERING] > 0:
+        recover_step(w, now_ns)
+        return 0
     if d[LEFT_PAGES] <= 0:
         d[LEFT_PAGES], d[ROUNDS], d[HAS_SLEPT] = p.scan_pages, 0, 0
     region = next_by_coverage(w) if p.by_coverage else next_in_order(w)
@@ -238,14 +329,9 @@ def promote_step(w: World, now_ns: int, _b: int, _c: int, _d: int) -> int:
             if region == 0:
                 d[ROUNDS] -= 1
         return 0
-    cpu = borrow_cpu(w, now_ns)
-    start_ns, system_ns = int(w.sched.clock_ns[cpu]), int(w.total[SYSTEM_NS])
+    cpu, start_ns, system_ns = begin(w, now_ns)
     found = look_at(w, cpu, region)
-    took_ns = int(w.sched.clock_ns[cpu]) - start_ns
-    w.total[SYSTEM_NS] = system_ns
-    w.total[SCRUB_NS] += took_ns
-    if w.sched.thread[cpu] != NOBODY:
-        w.sched.counts[LATENCY_NS] += took_ns
+    end(w, cpu, start_ns, system_ns)
     d[LEFT_PAGES] -= PMD_PAGES
     d[NEXT_NS] = max(now_ns + 1, int(w.sched.clock_ns[cpu]))
     if found == FAILED:
@@ -262,7 +348,12 @@ def promote_step(w: World, now_ns: int, _b: int, _c: int, _d: int) -> int:
 
 @part
 def in_fault(w: World, cpu: int, mm: int, slot: int, region: int) -> int:
-    """After a fault has mapped a page: promote its region if that is due. Whether it did."""
+    """After a fault has mapped pages: recover if memory is short; promote the region if that is due. Whether it did."""
+    d = w.promotion.daemon
+    if d[RECOVERING] == 0 and all_free_pages(w) < w.promotion.recover_below:
+        d[RECOVERING] = 1
+        d[PLANNED_NS] = d[NEXT_NS]
+        d[NEXT_NS] = w.sched.clock_ns[cpu]
     if w.promotion.in_fault_pages == 0 or w.pmap.nr_mapped[slot] < w.promotion.in_fault_pages:
         return 0
     if w.pmap.huge[slot] == HUGE or not takes_part(w, mm, region, slot) or w.total[OUT_OF_MEMORY]:

@@ -7,6 +7,9 @@ Two ways, which a policy may combine:
                  order of address, or those of the highest access coverage first. It promotes a region of which at
                  most `max_none` entries map nothing of their own, and at most `max_shared` pages that others map, too
 
+**Bloat recovery** is the way back: when little memory is free the daemon goes through the superpages, looks for pages
+that still hold zeros, and where there are any breaks the superpage up and maps the zero page in their places.
+
 Only anonymous private mappings that the policy's `thp` switch lets have superpages take part, and only regions wholly
 inside. Access coverage is the number of a region's pages that the program has touched, in ten buckets.
 
@@ -16,6 +19,7 @@ Invariants:
   K1  a region that is promoted maps PMD_PAGES pages of one block, and as many as before are TOUCHED
   K2  the daemon's CPU time is background time; a promotion in the fault is system time of its thread
   K3  a wake looks at `scan_pages` entries at most, rounded up to a region
+  K4  recovery frees pages that are not TOUCHED, and no other
 
 Follows Linux khugepaged_do_scan() and hpage_collapse_scan_pmd(), and the access-coverage order of HawkEye (2019);
 where it does not: docs/deviations.md, "promotion".
@@ -37,9 +41,9 @@ NEVER_NS = int(np.iinfo(np.int64).max)
 NO_VMA = -1
 
 # counts[]
-SCANNED, PROMOTED, NO_MEMORY, ZEROED_PAGES = range(4)
+SCANNED, PROMOTED, NO_MEMORY, ZEROED_PAGES, RECOVERED_PAGES = range(5)
 # daemon[]
-CURSOR, LEFT_PAGES, ROUNDS, HAS_SLEPT, NEXT_NS = range(5)
+CURSOR, LEFT_PAGES, ROUNDS, HAS_SLEPT, NEXT_NS, RECOVERING, PLANNED_NS = range(7)
 
 
 class Promotion(NamedTuple):
@@ -52,9 +56,13 @@ class Promotion(NamedTuple):
     sleep_ns: int
     alloc_sleep_ns: int  # after the first allocation of a wake that failed
     by_coverage: bool
+    recover_below: int  # free pages below which bloat is recovered, 0: never,
+    recover_until: int  # and up to which
     may: NDArray[np.uint8]  # [vma] whether it takes part
     vma: NDArray[np.int32]  # [slot] mapping that the region's last fault was in, or NO_VMA
-    daemon: NDArray[np.int64]  # region it comes to next, entries left to it, rounds begun, slept for memory, next wake
+    # region it comes to next, entries left to it, rounds begun, whether it slept for memory, when it goes on; while it
+    # recovers: the region it comes to next, plus 1, and when it will go on promoting
+    daemon: NDArray[np.int64]
     counts: NDArray[np.int64]
 
 
@@ -68,10 +76,10 @@ def ratio_pages(ratio: float) -> int:
     return math.ceil(ratio * PMD_PAGES - 1e-9)
 
 
-def make_promotion(rules: Superpage, vma_flags: NDArray[np.int32], nr_slots: int) -> Promotion:
+def make_promotion(rules: Superpage, vma_flags: NDArray[np.int32], nr_slots: int, nr_pages: int) -> Promotion:
     """The daemon asleep until its first wake, `promote_sleep_ms` after time 0. No arrays where nothing is promoted."""
     on = promotes(rules)
-    daemon = np.zeros(5, np.int64)
+    daemon = np.zeros(7, np.int64)
     daemon[NEXT_NS] = NEVER_NS if rules.promote == "never" else rules.promote_sleep_ms * 10**6
     may = allowed_orders(rules, vma_flags) >> PMD_ORDER & 1
     return Promotion(
@@ -82,10 +90,12 @@ def make_promotion(rules: Superpage, vma_flags: NDArray[np.int32], nr_slots: int
         sleep_ns=rules.promote_sleep_ms * 10**6,
         alloc_sleep_ns=rules.promote_alloc_sleep_ms * 10**6,
         by_coverage=rules.promote == "coverage",
+        recover_below=round((1 - rules.recover_above_ratio) * nr_pages) if rules.recover_above_ratio else 0,
+        recover_until=round((1 - rules.recover_to_ratio) * nr_pages),
         may=may.astype(np.uint8) if on else np.zeros(1, np.uint8),
         vma=np.full(nr_slots if on else 1, NO_VMA, np.int32),
         daemon=daemon,
-        counts=np.zeros(4, np.int64),
+        counts=np.zeros(5, np.int64),
     )
 
 

@@ -12,6 +12,7 @@ What differs between the versions of scrubd is in ScrubRules, a tuple of numbers
   load                   The 1-minute average from which on the daemon does not run. V2 has no such test, V3 to V6 look
                          when they would wake, V8 at the start of its pass: it looks again after 30 s.
   from, until            A daily window. Outside it nothing wakes the daemon, and a pass ends at its next block.
+  pages_per_s            From the start of a block of n pages on it waits n / pages_per_s before the next.
   just_freed             Idle CPUs zero the single pages that they freed last, see hotcold.py.
 
 A wake-up while the daemon is awake is lost. The block it takes is the one freed last, and it goes back to the head of
@@ -58,6 +59,7 @@ class ScrubRules(NamedTuple):
     from_ns: int  # of the day, whose first moment is time 0 of the simulation
     until_ns: int  # of the day; the same as from_ns: all day
     just_freed: bool
+    pages_per_s: int  # it zeroes no more than this; 0: as fast as it can
 
 
 class Defaults(NamedTuple):
@@ -90,6 +92,7 @@ def scrub_rules(
     from_s: int = 0,
     until_s: int = 0,
     just_freed: bool = False,
+    pages_per_s: int = 0,
     max_order: int = 10,
 ) -> ScrubRules:
     """The rules of one of SCRUBBERS, with what is not None in place of its defaults.
@@ -104,6 +107,8 @@ def scrub_rules(
         Daily window in seconds after midnight, over midnight if `until_s` is the smaller; equal: all day.
     just_freed
         Whether idle CPUs zero the pages that they freed last.
+    pages_per_s
+        After a block the daemon waits as long as so slow a zeroing would take; 0: it does not.
     max_order
         The highest order of the zones.
 
@@ -145,6 +150,7 @@ def scrub_rules(
         from_ns=from_s * 10**9 % DAY_NS,
         until_ns=until_s * 10**9 % DAY_NS,
         just_freed=just_freed,
+        pages_per_s=pages_per_s,
     )
 
 
@@ -253,6 +259,8 @@ def is_ready(s: Scrub, node: int, now_ns: int) -> bool:
 def next_block(s: Scrub, r: ScrubRules, b: Buddy, node: int, avenrun: int, now_ns: int) -> tuple[int, int, int]:
     """The next block to zero, off its list: (pfn, order, zone). NO_PFN: the daemon sleeps, or waits until `wait_ns`."""
     s.busy[node] = 0
+    if r.pages_per_s and now_ns < s.wait_ns[node]:
+        return NO_PFN, 0, 0
     if in_window(r, now_ns):
         begins = s.next_zone[node] == 0 and s.next_order[node] == 0 and s.pass_blocks[node] == 0
         if begins and load_forbids(r, LOAD_AT_PASS, avenrun):
@@ -263,6 +271,8 @@ def next_block(s: Scrub, r: ScrubRules, b: Buddy, node: int, avenrun: int, now_n
         if pfn != NO_PFN:
             s.busy[node] = 1
             s.pass_blocks[node] += 1
+            if r.pages_per_s:
+                s.wait_ns[node] = now_ns + (10**9 << k) // r.pages_per_s
             return pfn, k, zone
     s.awake[node] = 0
     return NO_PFN, 0, 0

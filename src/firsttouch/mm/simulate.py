@@ -56,7 +56,7 @@ from firsttouch.mm.pmap import (
     release_slot,
 )
 from firsttouch.mm.pmap import HUGE as HUGE_REGION
-from firsttouch.mm.promotion import NEXT_NS, NO_VMA, PROMOTED, ZEROED_PAGES
+from firsttouch.mm.promotion import NEXT_NS, NO_VMA, PROMOTED, RECOVERED_PAGES, ZEROED_PAGES
 from firsttouch.mm.sched import (
     IDLE,
     JOINING,
@@ -170,7 +170,7 @@ def run(w: World) -> None:
             scrub_step(w, cpu)
         else:
             land(w, cpu)
-            run_thread(w, cpu, min(second_ns, timer_ns, int(w.promotion.daemon[NEXT_NS])))
+            run_thread(w, cpu, min(second_ns, timer_ns))
         if w.rules.scrub:
             now_ns = min(first_ns, timer_ns)
             if now_ns != NEVER_NS:
@@ -215,7 +215,7 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
     """Run the thread on `cpu` until its clock is past `limit_ns`, its quantum is over, or it leaves the CPU."""
     s, pr = w.sched, w.progress
     t = int(s.thread[cpu])
-    while s.clock_ns[cpu] <= limit_ns:
+    while s.clock_ns[cpu] <= limit_ns and s.clock_ns[cpu] <= w.promotion.daemon[NEXT_NS]:
         if s.counts[NR_READY] and s.clock_ns[cpu] >= s.slice_end_ns[cpu]:
             preempt(s, cpu, w.rules.quantum_ns)
             return
@@ -557,6 +557,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         latency=latency_of(w),
         zeroed_in_fault_bytes=total[ZEROED_BYTES],
         zeroed_ahead_bytes=scrubbed_bytes + total[HOT_ZEROED_BYTES] + promoted_bytes,
+        recovered_bytes=int(w.promotion.counts[RECOVERED_PAGES]) * page_bytes,
         promotions=int(w.promotion.counts[PROMOTED]),
         copied_bytes=total[COPIED_BYTES],
         disturbances=Disturbances(

@@ -153,6 +153,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         from_s=zero.scrub_from_s,
         until_s=zero.scrub_until_s,
         just_freed=zero.zero_hot_pages,
+        pages_per_s=zero.scrub_pages_per_s,
     )
     # A daemon whose start no block reaches, or whose load limit is 0, is off; one that must wait has zeroed nothing.
     reachable = rules.kind == BY_FRACTION or rules.start <= MAX_ORDER
@@ -213,7 +214,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             ahead.prefault, ahead.prefault_max_order, ahead.prefault_max_pages, ahead.prefault_min_run, nr_threads
         ),
         hooks=load_hooks(policy.hooks),
-        promotion=make_promotion(policy.superpage, workload.vmas.flags, nr_slots),
+        promotion=make_promotion(policy.superpage, workload.vmas.flags, nr_slots, node_pages * nodes),
         mm_users=np.zeros(nr_mms, np.int32),
         scrub_rules=rules,
         load=make_load(),

@@ -34,6 +34,7 @@ class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scrub_start: int | None = None  # order (V8: fraction of 1024): a free that merges so far wakes the daemon
     scrub_stop: int | None = None  # order (V8: fraction of 1024): it zeroes blocks down to here, highest first
     scrub_load: int | None = None  # 1-minute load average from which on it does not run
+    scrub_pages_per_s: int = 0  # it zeroes no more than this; 0: as fast as it can
     scrub_from_s: int = 0  # daily window, seconds after midnight; equal ends: all day
     scrub_until_s: int = 0
     # FreeBSD's pagezero begins below the low mark and ends at the high one: [numerator, denominator] of the free pages
@@ -72,6 +73,10 @@ class Superpage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     promote_scan_pages: int = 4096  # entries that it looks at in one wake (pages_to_scan)
     promote_sleep_ms: int = 10_000  # from one wake to the next (scan_sleep_millisecs)
     promote_alloc_sleep_ms: int = 60_000  # after an allocation that failed (alloc_sleep_millisecs)
+    # with this part of memory in use the daemon breaks superpages up and takes back pages never touched, until only the
+    # other is; 0: never
+    recover_above_ratio: float = 0.0
+    recover_to_ratio: float = 0.7
     promote_in_fault_ratio: float = 0.0  # a fault that maps this part of a region promotes it; 0: never
 
 
@@ -318,6 +323,10 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         None,
     ):
         raise bad("zero.scrub", "pagezero", "it has its marks, and none of the fields of scrubd")
+    if zero.scrub_pages_per_s < 0:
+        raise bad("zero.scrub_pages_per_s", zero.scrub_pages_per_s, "it is 0 (no limit) or more")
+    if zero.scrub_pages_per_s and zero.scrub in ("none", "pagezero"):
+        raise bad("zero.scrub_pages_per_s", zero.scrub_pages_per_s, f"there is no scrubd to slow down ({zero.scrub})")
     if zero.scrub == "none" and (zero.scrub_driver, zero.scrub_start, zero.scrub_stop) != ("cpu", None, None):
         raise bad("zero.scrub", "none", "there is no scrubber to steer with the other scrub_* fields")
     if zero.init_on_free and zero.scrub != "none":
@@ -343,7 +352,13 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         raise bad("superpage.thp", "never", "promotion needs mappings that may have superpages: madvise or always")
     if pages.thp != "never" and not pages.at_first_touch and not promotes:
         raise bad("superpage.at_first_touch", False, "nothing promotes, so superpages would never come")
-    for field in ("promote_min_ratio", "promote_in_fault_ratio"):
+    if pages.recover_above_ratio and (pages.promote == "never" or pages.recover_to_ratio >= pages.recover_above_ratio):
+        raise bad(
+            "superpage.recover_above_ratio",
+            pages.recover_above_ratio,
+            f"it needs the daemon (promote) and must be above recover_to_ratio, which is {pages.recover_to_ratio}",
+        )
+    for field in ("promote_min_ratio", "promote_in_fault_ratio", "recover_above_ratio", "recover_to_ratio"):
         if not 0 <= getattr(pages, field) <= 1:
             raise bad(f"superpage.{field}", getattr(pages, field), "a ratio is 0 to 1")
     for field, least, most in (
