@@ -131,7 +131,7 @@ def machine(**changes: object) -> Machine:
         ),
         "zero": {
             method: ZeroCost(bytes=[4096, 2 << 20], hot_ns=[200.0, 102_400.0], cold_ns=[300.0, 153_600.0])
-            for method in ("temporal", "nontemporal", "rep_stosb")
+            for method in ("temporal", "nontemporal", "rep_stosb", "line_establish")
         },
     }  # fmt: skip
     return Machine(**{**values, **changes})

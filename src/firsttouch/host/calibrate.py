@@ -613,6 +613,7 @@ def _zero_costs(raw: Raw) -> dict[str, ZeroCost]:
             hot_ns=median["hot"],
             cold_ns=median["cold"],
             source="every store done at the end of each block",
+            leaves_cold=method in ("nontemporal", "line_establish"),  # clzero, which writes past the caches
         )
     return costs
 

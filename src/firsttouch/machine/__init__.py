@@ -31,6 +31,7 @@ class ZeroCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hot_ns: list[float]
     cold_ns: list[float]
     source: str = ""
+    leaves_cold: bool = False  # what it zeroed is in no cache afterwards; of `nontemporal` that is always so
 
     def ns(self, nr_bytes: int, hot: bool) -> float:
         """Cost of zeroing a block of `nr_bytes`: interpolated in log-log, proportional beyond the ends."""

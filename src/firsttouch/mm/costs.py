@@ -31,6 +31,7 @@ class CostTable(NamedTuple):
     unmap_share: NDArray[np.int64]  # [order] one base page of a block that was mapped whole
     populate_page: int  # zeroing not included
     zero: NDArray[np.int64]  # [order] in the fault
+    leaves_cold: NDArray[np.uint8]  # [order] whether what the fault zeroed is in no cache
     zero_temporal: NDArray[np.int64]  # [order] in the recorded fault
     scrub: NDArray[np.int64]  # [order] ahead of use: CPU time
     scrub_elapsed: NDArray[np.int64]  # [order] the same until it is done: longer where an engine is polled
@@ -48,6 +49,17 @@ class CostTable(NamedTuple):
     bus_page: int  # least time from base page to base page that the CPUs of a node zero
     syscall: int
     record: int  # what recording added to each recorded fault
+
+
+def leaves_lines_cold(machine: Machine, method: str) -> bool:
+    """Whether memory that `method` zeroed is in no cache afterwards."""
+    return method == "nontemporal" or machine.zero[method].leaves_cold
+
+
+def in_extents(whole: NDArray[np.int64], extent_pages: int) -> NDArray[np.int64]:
+    """[order] zeroing blocks in runs of `extent_pages` (a power of two), where a block at once takes `whole`."""
+    k = min(extent_pages.bit_length() - 1, len(whole) - 1)
+    return np.where(np.arange(len(whole)) <= k, whole, whole[k] << np.maximum(np.arange(len(whole)) - k, 0))
 
 
 def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str) -> CostTable:
@@ -71,6 +83,12 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         known = [*costs, *[costs[-1] * 2] * NR_ORDERS][:NR_ORDERS]
         return np.array([round(ns) for ns in known], np.int64)
 
+    zero, leaves_cold = blocks(policy.zero.method), np.zeros(NR_ORDERS, np.uint8)
+    leaves_cold[:] = leaves_lines_cold(machine, policy.zero.method)
+    if policy.zero.extent_bytes > machine.page_bytes:
+        method, nr_bytes = policy.zero.extent_method, policy.zero.extent_bytes
+        zero[1:] = in_extents(blocks(method), nr_bytes // machine.page_bytes)[1:]
+        leaves_cold[1:] = leaves_lines_cold(machine, method)
     unmap = large(cost.unmap_large)
     share = np.array([round(ns / (1 << k)) for k, ns in enumerate(unmap)], np.int64)
     share[0] = round(cost.unmap_page.ns)
@@ -92,7 +110,8 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         unmap_page=round(cost.unmap_page.ns),
         unmap_share=share,
         populate_page=max(0, round(cost.populate_page.ns) - int(temporal[0])),
-        zero=blocks(policy.zero.method),
+        zero=zero,
+        leaves_cold=leaves_cold,
         zero_temporal=temporal,
         scrub=scrub.cpu_ns,
         scrub_elapsed=scrub.elapsed_ns,

@@ -68,6 +68,7 @@ from firsttouch.mm.world import (
     HUGE,
     MISSES,
     MM_WIDE,
+    MMAP_LOCK_FAULTS,
     NO_FAULT,
     NR_BINS,
     OUT_OF_MEMORY,
@@ -82,7 +83,7 @@ from firsttouch.mm.world import (
     World,
 )
 from firsttouch.units import PMD_ORDER, PMD_PAGES
-from firsttouch.workload import ANON, PROTECTION, RACED, RECORDED, SHARED, WRITE
+from firsttouch.workload import ANON, KERNEL, PROTECTION, RACED, RECORDED, SHARED, WRITE
 from firsttouch.workload import SHMEM as SHMEM_VMA
 
 ENTER, ALLOC, FILL, AHEAD, INSTALL = range(2, 7)  # stages; the earlier ones are simulate.THINK and simulate.START
@@ -228,7 +229,7 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
             pr.window[t] = end_window(w.prefault, t, page, wanted, end)
         elif w.prefault.rule != NO_PREFAULT:
             pr.window[t] = prefault_pages(w.prefault, t, page, end)
-    advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm))
+    advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm, vma, kind, service == ZERO_FILL))
     if w.rules.page_table == MM_WIDE:
         lock_table(w, cpu, mm, slot, w.cost.walk)
     pr.stage[t] = ALLOC if service in (ZERO_FILL, COW) else INSTALL
@@ -261,15 +262,26 @@ def free_pages(w: World, cpu: int) -> int:
 
 
 @inlined
-def lock_mm(w: World, cpu: int, mm: int) -> int:
+def lock_mm(w: World, cpu: int, mm: int, vma: int, kind: int, fills: bool) -> int:
     """The address space's shared line: a per-VMA lock or mmap_lock taken for reading, and the counters beside it.
 
-    Under mmap_lock the line travels twice, to take it and to let go, and an unmap elsewhere, which has it for writing,
-    holds it up.
+    Under mmap_lock the line travels twice, to take it and to let go, and whoever has it for writing holds it up. A
+    fault that would lock its mapping takes mmap_lock all the same in kernel mode, while the mapping is locked for
+    writing, and when the first write that fills it with anonymous memory finds mmap_lock held for writing.
     """
     lock = len(w.buddy.free_pages) + mm
-    handoff = w.cost.handoff if w.rules.per_vma else 2 * w.cost.handoff
-    return share(w.locks, MM, lock, cpu, w.sched.clock_ns[cpu], handoff)
+    now = w.sched.clock_ns[cpu]
+    held_ns = max(0, int(w.vma_locks.until_ns[mm]) - int(now))
+    if w.rules.per_vma and kind & KERNEL == 0:
+        may_try = held_ns == 0 or w.vma_locks.vma[mm] != vma
+        if fills and w.vma_locks.has_anon[vma] == 0:
+            w.vma_locks.has_anon[vma] = 1
+            may_try = held_ns == 0
+        if may_try:
+            return share(w.locks, MM, lock, cpu, now, w.cost.handoff)
+    w.total[MMAP_LOCK_FAULTS] += 1
+    w.locks.wait_ns[MM] += held_ns
+    return held_ns + share(w.locks, MM, lock, cpu, now + held_ns, 2 * w.cost.handoff)
 
 
 @inlined
@@ -382,9 +394,9 @@ def zero_block(w: World, cpu: int, pfn: int, k: int, z: int) -> None:
 
 
 @inlined
-def coldness(w: World, z: int) -> int:
+def coldness(w: World, k: int, z: int) -> int:
     """COLD if the lines of a block that came with zero state `z` are in no cache when it is mapped."""
-    return COLD if w.rules.cold_in_fault or (z == ZEROED and not w.rules.hot_zeroed) else 0
+    return COLD if w.cost.leaves_cold[k] or (z == ZEROED and not w.rules.hot_zeroed) else 0
 
 
 @state_kernel
@@ -438,7 +450,7 @@ def map_next(w: World, cpu: int, t: int, mm: int) -> None:
         return
     advance(w, cpu, w.cost.alloc + w.cost.map_page)
     zero_block(w, cpu, pfn, 0, z)
-    map_block(pm, mm, slot, entry, pfn, 0, ANON_RW | coldness(w, z))
+    map_block(pm, mm, slot, entry, pfn, 0, ANON_RW | coldness(w, 0, z))
 
 
 @state_kernel
@@ -489,7 +501,7 @@ def install_zero_fill(w: World, cpu: int, t: int, mm: int, slot: int, entry: int
         pm.folio_order[pfn] = k
         free_folio(w, cpu, pfn)
         return SPURIOUS if pm.state[entry] & STATE != NONE else retry_small(w, cpu, t, mm, slot, entry)
-    map_block(pm, mm, slot, first, pfn, k, ANON_RW | coldness(w, int(pr.zeroed[t])))
+    map_block(pm, mm, slot, first, pfn, k, ANON_RW | coldness(w, k, int(pr.zeroed[t])))
     if k == PMD_ORDER:
         pm.huge[slot] = HUGE_REGION
         return HUGE
@@ -507,7 +519,7 @@ def retry_small(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> i
     if not allocate(w, cpu, t):
         return SPURIOUS
     fill(w, cpu, t)
-    map_block(w.pmap, mm, slot, entry, int(pr.pfn[t]), 0, ANON_RW | coldness(w, int(pr.zeroed[t])))
+    map_block(w.pmap, mm, slot, entry, int(pr.pfn[t]), 0, ANON_RW | coldness(w, 0, int(pr.zeroed[t])))
     return ZERO_FILL
 
 

@@ -2,7 +2,7 @@
 
 The daemon has no CPU of its own. It takes an idle one, else one that scrubs, else the one whose clock is earliest: its
 thread waits, which counts as scheduling latency. It looks at one region a step, and goes on where that step ended, so
-threads run between two of its regions. While a region is promoted, whoever asks for the address space's lock waits.
+threads run between two of its regions. While a region is promoted, mmap_lock and its mapping are held for writing.
 
 Rules, state and invariants (K1 to K3) are in promotion.py. Everything here is a part: compiled when a policy promotes.
 """
@@ -205,8 +205,8 @@ def promote(w: World, cpu: int, mm: int, slot: int) -> bool:
     w.promotion.counts[ZEROED_PAGES] += nr_zeroed
     w.promotion.counts[PROMOTED] += 1
     held_until = int(w.sched.clock_ns[cpu])
-    lock = len(w.buddy.free_pages) + mm  # mmap_lock, for writing
-    w.locks.free_at_ns[lock] = max(w.locks.free_at_ns[lock], held_until)
+    w.vma_locks.until_ns[mm] = max(w.vma_locks.until_ns[mm], held_until)
+    w.vma_locks.vma[mm] = w.promotion.vma[slot]
     w.locks.hold_ns[MM] += held_until - before
     return True
 

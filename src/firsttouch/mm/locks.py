@@ -50,6 +50,38 @@ def make_locks(nr_locks: int) -> Locks:
     )
 
 
+class VmaLocks(NamedTuple):
+    """What makes a fault fall back from its mapping's lock to mmap_lock."""
+
+    until_ns: NDArray[np.int64]  # [mm] mmap_lock is held for writing until then,
+    vma: NDArray[np.int32]  # [mm] and this mapping is locked for writing
+    has_anon: NDArray[np.uint8]  # [vma] whether a write has given it its anon_vma
+
+
+def make_vma_locks(nr_mms: int, nr_vmas: int) -> VmaLocks:
+    """No mapping written to yet, no lock held for writing."""
+    return VmaLocks(np.zeros(nr_mms, np.int64), np.zeros(nr_mms, np.int32), np.zeros(nr_vmas, np.uint8))
+
+
+SPINLOCK_BYTES, RWSEM_BYTES, VMA_LOCK_BYTES, MUTEX_BYTES = 4, 40, 8, 32  # 64-bit kernels without debugging
+
+
+def lock_bytes(
+    page_table: str, per_vma: bool, *, nr_zones: int, nr_cpus: int, nr_mms: int, nr_vmas: int, nr_tables: int
+) -> dict[str, int]:
+    """What the locks of each class take: one for each zone and for each CPU's lists of it, and so on.
+
+    `page_table` and `per_vma` are those of policy.Locks. Address spaces, mappings and page-table pages are counted as
+    they exist at one time.
+    """
+    tables = {"split": SPINLOCK_BYTES * nr_tables, "mm": SPINLOCK_BYTES * nr_mms, "atomic": 0, "global": MUTEX_BYTES}
+    return {
+        "zone": SPINLOCK_BYTES * nr_zones * (1 + nr_cpus),
+        "mmap": RWSEM_BYTES * nr_mms + (VMA_LOCK_BYTES * nr_vmas if per_vma else 0),
+        "page_table": tables.get(page_table, 0),
+    }
+
+
 @inlined
 def acquire(
     locks: Locks, kind: int, lock: int, cpu: int, now_ns: int, hold_ns: int, handoff_ns: int, waiter_ns: int

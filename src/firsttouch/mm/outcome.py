@@ -48,5 +48,7 @@ class Outcome(msgspec.Struct, frozen=True):
     disturbances: Disturbances
     out_of_memory: bool
     supply: list[tuple[int, int]]  # (t_ns, zeroed free bytes) over time, at most some hundred points
+    mmap_lock_faults: int = 0  # that took the address space's mmap_lock
+    lock_bytes: dict[str, int] = {}  # what the locks take at most, by class
     recovered_bytes: int = 0  # of superpages that were broken up, given back because nothing had touched them
     promotions: int = 0  # regions that became a superpage after their faults

@@ -42,7 +42,7 @@ NO_SLOT = np.iinfo(np.int32).min
 NOT_HUGE, HUGE, HUGE_ZERO = range(3)
 
 # counts[]
-FREE_SLOTS, MAPPED_PAGES, PEAK_PAGES, UNTOUCHED_PAGES, SLOTS_FULL = range(5)
+FREE_SLOTS, MAPPED_PAGES, PEAK_PAGES, UNTOUCHED_PAGES, SLOTS_FULL, LEAST_FREE_SLOTS = range(6)
 
 
 class Pmap(NamedTuple):
@@ -64,8 +64,8 @@ class Pmap(NamedTuple):
 
 def make_pmap(mm_regions: NDArray[np.int64], nr_slots: int, nr_pages: int) -> Pmap:
     """Empty page tables for address spaces of so many regions, with room for `nr_slots` regions in use."""
-    counts = np.zeros(5, np.int64)
-    counts[FREE_SLOTS] = nr_slots
+    counts = np.zeros(6, np.int64)
+    counts[FREE_SLOTS] = counts[LEAST_FREE_SLOTS] = nr_slots
     return Pmap(
         table=np.concatenate([[0], np.cumsum(mm_regions)[:-1]]).astype(np.int64),
         nr_regions=mm_regions.astype(np.int64),
@@ -99,6 +99,7 @@ def need_slot(pm: Pmap, mm: int, page: int) -> int:
         pm.counts[SLOTS_FULL] = 1
         return slot
     pm.counts[FREE_SLOTS] -= 1
+    pm.counts[LEAST_FREE_SLOTS] = min(pm.counts[LEAST_FREE_SLOTS], pm.counts[FREE_SLOTS])
     slot = int(pm.free_slots[pm.counts[FREE_SLOTS]])
     pm.slot[at] = slot
     return slot

@@ -33,12 +33,13 @@ from firsttouch.mm.fault import (
     zero_block,
 )
 from firsttouch.mm.kernels import with_parts
-from firsttouch.mm.locks import CLASSES, MM
+from firsttouch.mm.locks import CLASSES, MM, lock_bytes
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
 from firsttouch.mm.parts import call_part
 from firsttouch.mm.placement import BY_IDLE, nr_alive, place_of, start
 from firsttouch.mm.pmap import (
     ANON_RW,
+    LEAST_FREE_SLOTS,
     NEAR,
     NO_SLOT,
     NONE,
@@ -88,11 +89,14 @@ from firsttouch.mm.world import (
     FAULT_NS,
     HITS,
     HOT_ZEROED_BYTES,
+    LIVE_MMS,
     MISSES,
+    MMAP_LOCK_FAULTS,
     NEXT_SUPPLY_NS,
     NR_SUPPLY,
     NR_SUPPLY_POINTS,
     OUT_OF_MEMORY,
+    PEAK_MMS,
     POPULATED_PAGES,
     SCRUB_NS,
     SERVICES,
@@ -143,7 +147,7 @@ def run(w: World) -> None:
     for t in range(len(s.state)):
         next_event(w, t, s.next_event[t])
         if w.threads.parent[t] < 0:
-            w.mm_users[w.threads.mm[t]] += 1
+            join_mm(w, int(w.threads.mm[t]))
             add_timer(s, t, w.threads.start_ns[t])
     w.total[SUPPLY_STEP_NS] = SUPPLY_FIRST_STEP_NS
     while w.total[OUT_OF_MEMORY] == 0 and w.pmap.counts[SLOTS_FULL] == 0:
@@ -314,9 +318,10 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
         if w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):
             return True
         w.mm_users[mm] -= 1
+        w.total[LIVE_MMS] -= w.mm_users[mm] == 0
         if op == EXEC:
             pr.mm[t] = w.events.arg[e]
-            w.mm_users[pr.mm[t]] += 1
+            join_mm(w, int(pr.mm[t]))
             done(w, t, e)
         else:
             w.total[WALL_NS] = max(w.total[WALL_NS], s.clock_ns[cpu])
@@ -429,7 +434,7 @@ def populate_step(w: World, cpu: int, t: int, e: int, op: int) -> bool:
     advance(w, cpu, w.cost.populate_page if k == 0 else w.cost.alloc_large[k])
     zero_block(w, cpu, pfn, k, z)
     head = page & ~((1 << k) - 1)
-    map_block(pm, mm, slot, entry_of(slot, head), pfn, k, ANON_RW | coldness(w, z))
+    map_block(pm, mm, slot, entry_of(slot, head), pfn, k, ANON_RW | coldness(w, k, z))
     if op == POPULATE:
         # The program's own populating happened in the recording too: a recorded touch of such a page did fault.
         for other in range(max(head, w.events.page[e]), min(head + (1 << k), end)):
@@ -470,7 +475,7 @@ def move_step(w: World, cpu: int, t: int, e: int) -> bool:
 def fork(w: World, cpu: int, t: int, child: int) -> None:
     """A new thread, in this address space or a copy of it. The copying itself is in the recorded gap."""
     parent_mm, child_mm = int(w.progress.mm[t]), int(w.threads.mm[child])
-    w.mm_users[child_mm] += 1
+    join_mm(w, child_mm)
     if child_mm != parent_mm and w.mm_users[child_mm] == 1:
         fork_tables(w.pmap, parent_mm, child_mm)
         if w.parts.promote_fork != 0:
@@ -480,6 +485,15 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
         nth = nr_alive(w.sched, w.threads.parent, t)
         at = place_of(w.rules.placement, nth, cpu, len(w.sched.activity), len(w.bus.free_at_ns))
     start(w.sched, child, w.rules.placement, at, at == cpu, w.sched.clock_ns[cpu], w.rules.quantum_ns)
+
+
+@state_kernel
+def join_mm(w: World, mm: int) -> None:
+    """One thread more in an address space."""
+    w.mm_users[mm] += 1
+    if w.mm_users[mm] == 1:
+        w.total[LIVE_MMS] += 1
+        w.total[PEAK_MMS] = max(w.total[PEAK_MMS], w.total[LIVE_MMS])
 
 
 @state_kernel
@@ -557,6 +571,16 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         latency=latency_of(w),
         zeroed_in_fault_bytes=total[ZEROED_BYTES],
         zeroed_ahead_bytes=scrubbed_bytes + total[HOT_ZEROED_BYTES] + promoted_bytes,
+        mmap_lock_faults=total[MMAP_LOCK_FAULTS],
+        lock_bytes=lock_bytes(
+            policy.locks.page_table,
+            policy.locks.per_vma,
+            nr_zones=len(w.buddy.free_pages),
+            nr_cpus=len(w.sched.clock_ns),
+            nr_mms=total[PEAK_MMS],
+            nr_vmas=len(np.unique(w.vmas.start)),
+            nr_tables=len(w.pmap.nr_mapped) - int(w.pmap.counts[LEAST_FREE_SLOTS]),
+        ),
         recovered_bytes=int(w.promotion.counts[RECOVERED_PAGES]) * page_bytes,
         promotions=int(w.promotion.counts[PROMOTED]),
         copied_bytes=total[COPIED_BYTES],

@@ -18,7 +18,7 @@ from firsttouch.mm.faultahead import Prefault, make_prefault
 from firsttouch.mm.hooks import Hooks, load_hooks
 from firsttouch.mm.idlezero import SLEEP_NS, Idlezero, make_idlezero, zero_until_asleep
 from firsttouch.mm.load import Load, make_load
-from firsttouch.mm.locks import Locks, make_locks
+from firsttouch.mm.locks import Locks, VmaLocks, make_locks, make_vma_locks
 from firsttouch.mm.pageq import PageQueues, make_queues, no_queues
 from firsttouch.mm.parts import NO_PARTS, Parts
 from firsttouch.mm.percpu import LINUX_6_18, Percpu, make_percpu
@@ -52,8 +52,8 @@ PAGE_TABLE_MODES = ("split", "mm", "atomic", "global")
 # total[]
 (FAULT_NS, THINK_NS, COLD_NS, CREDIT_NS, SYSTEM_NS, SCRUB_NS, HITS, MISSES, ZEROED_BYTES, COPIED_BYTES,
  HOT_ZEROED_BYTES, OUT_OF_MEMORY, POPULATED_PAGES, WALL_NS, NR_SUPPLY, NEXT_SUPPLY_NS,
- SUPPLY_STEP_NS) = range(17)  # fmt: skip
-NR_TOTALS = SUPPLY_STEP_NS + 1
+ SUPPLY_STEP_NS, MMAP_LOCK_FAULTS, LIVE_MMS, PEAK_MMS) = range(20)  # fmt: skip
+NR_TOTALS = PEAK_MMS + 1
 
 NR_BINS = 64 * 8
 NR_SUPPLY_POINTS = 512
@@ -73,7 +73,6 @@ class Rules(NamedTuple):
     scrub: bool
     hot_zeroed: bool  # zeroed pages are in the cache: the CPU that freed them zeroed them
     init_on_free: bool
-    cold_in_fault: bool  # the fault zeroes past the caches
     quantum_ns: int
     placement: int  # BY_IDLE, BY_PACK, BY_SPREAD
     page_bytes: int
@@ -106,6 +105,7 @@ class World(NamedTuple):
     percpu: Percpu
     pmap: Pmap
     locks: Locks
+    vma_locks: VmaLocks
     bus: Bus
     sched: Sched
     scrub: Scrub
@@ -189,6 +189,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         ),
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
         locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots),
+        vma_locks=make_vma_locks(nr_mms, len(workload.vmas.start)),
         bus=make_bus(machine.nr_nodes),
         sched=make_sched(nr_threads, machine.nr_cpus, threads.first, IDLE_YIELDS.index(policy.sched.idle_yield)),
         scrub=scrub,
@@ -240,7 +241,6 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             scrub=zero.scrub != "none" or zero.zero_hot_pages,
             hot_zeroed=zero.zero_hot_pages and zero.scrub == "none",
             init_on_free=zero.init_on_free,
-            cold_in_fault=zero.method == "nontemporal",
             quantum_ns=policy.sched.quantum_ns,
             placement=PLACEMENTS.index(policy.sched.placement),
             page_bytes=machine.page_bytes,

@@ -25,6 +25,8 @@ class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How pages come to be zero."""
 
     method: str = "temporal"  # in the fault; a key of machine.zero
+    extent_bytes: int = 0  # larger blocks than a page are zeroed in contiguous runs of this size; 0: page by page
+    extent_method: str = "rep_stosb"  # by this method
     # zero free blocks ahead of use, when a CPU is idle; None below is the version's own default (docs/model/scrub.md)
     scrub: Literal["none", "scrubd", "scrubd-v2", "scrubd-v3", "scrubd-v4", "scrubd-v6", "scrubd-v8", "pagezero"] = (
         "none"
@@ -323,6 +325,8 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         None,
     ):
         raise bad("zero.scrub", "pagezero", "it has its marks, and none of the fields of scrubd")
+    if zero.extent_bytes < 0 or zero.extent_bytes & (zero.extent_bytes - 1):
+        raise bad("zero.extent_bytes", zero.extent_bytes, "it is 0 (page by page) or a power of two")
     if zero.scrub_pages_per_s < 0:
         raise bad("zero.scrub_pages_per_s", zero.scrub_pages_per_s, "it is 0 (no limit) or more")
     if zero.scrub_pages_per_s and zero.scrub in ("none", "pagezero"):
