@@ -123,7 +123,7 @@ class Hand:
         """Thinking before the end; without this call a thread ends at once."""
         self.add(thread, EXIT, think_ns=think_ns)
 
-    def workload(self, *, lines_touched=0, **changes):
+    def workload(self, *, lines_touched=0, page_bytes=PAGE_BYTES, **changes):
         """`lines_touched` is 0 so that only the kernel's work takes time."""
         rows, first, end = [], [], []
         for events in self.events:
@@ -153,7 +153,7 @@ class Hand:
                 np.full(max(1, len(self.vmas)), NO_CACHE_PAGE, np.int64),
             ),
             mm_regions=np.array(self.regions, np.int64),
-            page_bytes=PAGE_BYTES,
+            page_bytes=page_bytes,
             lines_touched=lines_touched,
             **changes,
         )

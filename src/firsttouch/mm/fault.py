@@ -38,6 +38,7 @@ from firsttouch.mm.pmap import (
     NO_SLOT,
     NONE,
     NOT_HUGE,
+    RESIDENT,
     SHMEM,
     STATE,
     TOUCHED,
@@ -74,6 +75,7 @@ from firsttouch.mm.world import (
     OUT_OF_MEMORY,
     REUSE,
     SHARED_FILL,
+    SOFT,
     SPURIOUS,
     SYSTEM_NS,
     THINK_NS,
@@ -99,6 +101,8 @@ def entry_of(slot: int, page: int) -> int:
 def service_of_mapped(w: World, state: int, kind: int, flags: int) -> int:
     """What a touch of a mapped page needs: NO_FAULT, or the service of its fault."""
     mapped = state & STATE
+    if mapped == RESIDENT:
+        return COW if kind & WRITE and flags & SHMEM_VMA == 0 else SOFT
     if kind & RACED:
         return SPURIOUS if state & (FRESH | NEAR) else NO_FAULT
     if kind & WRITE:
@@ -218,8 +222,8 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
             pr.order[t] = PMD_ORDER
     elif service == ZERO_PAGE_READ and w.rules.use_zero_page and superpage_fits(pm, slot, start, end, page, orders):
         pr.order[t] = PMD_ORDER
-    elif service == COW and pm.state[entry] & STATE == ANON_RO and is_last_user(pm, slot, entry):
-        service = REUSE
+    elif service == COW and pm.state[entry] & STATE in (ANON_RO, RESIDENT) and is_last_user(pm, slot, entry):
+        service = REUSE if pm.state[entry] & STATE == ANON_RO else SOFT
     pr.service[t] = service
     pr.window[t], pr.mapped[t] = 1, 1
     if service == ZERO_FILL and pr.order[t] == 0:
@@ -252,6 +256,17 @@ def is_last_user(pm: Pmap, slot: int, entry: int) -> bool:
         if pm.state[i] != NONE and pm.pfn[i] == head + i - first:
             nr += 1
     return bool(pm.refs[head] == nr)
+
+
+@state_kernel
+def map_resident(pm: Pmap, slot: int, entry: int) -> None:
+    """Map a page that the process has without its being mapped: read-only if others have it too."""
+    state = ANON_RO
+    if pm.pfn[entry] == NO_PFN:
+        state = SHMEM
+    elif is_last_user(pm, slot, entry):
+        state = ANON_RW
+    pm.state[entry] = int(pm.state[entry]) & ~STATE | state
 
 
 @state_kernel
@@ -474,9 +489,13 @@ def install(w: World, cpu: int, t: int, e: int, mm: int) -> None:
         install_file(w, cpu, t, slot, entry, page, vma, int(w.events.kind[e]))
     elif service == SHARED_FILL and pm.state[entry] & STATE == NONE:
         map_pfnless(pm, slot, entry, SHMEM)
+    elif service == SOFT and pm.state[entry] & STATE == RESIDENT:
+        map_resident(pm, slot, entry)
     if w.parts.promote_in_fault != 0 and service in (ZERO_FILL, HUGE):
         w.promotion.vma[slot] = vma
         call_part(w.parts.promote_in_fault, w, cpu, mm, slot, w.pmap.table[mm] + (page >> PMD_ORDER))
+    if w.parts.neighbours != 0:
+        call_part(w.parts.neighbours, w, cpu, t, slot, service)
     count_fault(w, service, w.sched.clock_ns[cpu] - pr.start_ns[t])
     if pm.state[entry] & STATE != NONE:  # else another thread unmapped it meanwhile
         pm.state[entry] |= FRESH

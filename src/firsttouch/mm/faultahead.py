@@ -22,12 +22,60 @@ from numpy.typing import NDArray
 
 from firsttouch._jit import state_kernel
 from firsttouch.mm.pmap import FILE_RO, NEAR, NONE, Pmap, map_pfnless
-from firsttouch.units import PMD_PAGES
+from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES
 
 # Prefault.rule
 NO_PREFAULT, PREFAULT_V2, PREFAULT_V13, PREFAULT_2005_03 = range(4)
 PREFAULT_RULES = ("none", "v2", "v13", "2005-03")
 _V2_FULL_ORDER = 3  # where V2 puts the order back to when a window reaches the cap
+
+
+# Around.behind and .ahead, by the advice given for a mapping
+ADVICE_NORMAL, ADVICE_RANDOM, ADVICE_SEQUENTIAL = range(3)
+SCALINGS = ("none", "floor", "half", "ceil")
+
+
+class Around(NamedTuple):
+    """A BSD's window of resident neighbours: see neighbours.py."""
+
+    behind: NDArray[np.int64]  # [advice] pages
+    ahead: NDArray[np.int64]  # [advice] pages
+    fills_shared: bool
+    after_copies: bool
+
+
+def make_around(
+    rule: str,
+    behind_pages: int = 3,
+    ahead_pages: int = 4,
+    sequential_ahead_pages: int = 7,
+    *,
+    page_bytes: int = BASE_PAGE_BYTES,
+    scaling: str = "none",
+    fills_shared: bool = False,
+    after_copies: bool = False,
+) -> Around:
+    """The windows of `rule`, "netbsd" or "freebsd" (which does not look at advice), for pages of `page_bytes`."""
+    behind, ahead = [behind_pages, 0, 0], [ahead_pages, 0, sequential_ahead_pages]
+    if rule == "freebsd":
+        behind, ahead = [behind_pages] * 3, [ahead_pages] * 3
+    return Around(
+        np.array([scaled_pages(nr, page_bytes, scaling) for nr in behind], np.int64),
+        np.array([scaled_pages(nr, page_bytes, scaling) for nr in ahead], np.int64),
+        fills_shared,
+        after_copies,
+    )
+
+
+def scaled_pages(nr_pages: int, page_bytes: int, scaling: str) -> int:
+    """As many bytes as `nr_pages` of 4 KiB, in pages of `page_bytes`, rounded as `scaling` says. Pages of at most 4 KiB
+    are not scaled.
+    """
+    if scaling == "none" or page_bytes <= BASE_PAGE_BYTES:
+        return nr_pages
+    nr_bytes = nr_pages * BASE_PAGE_BYTES
+    add = {"floor": 0, "half": page_bytes // 2, "ceil": page_bytes - 1}[scaling]
+    return (nr_bytes + add) // page_bytes
 
 
 class Prefault(NamedTuple):

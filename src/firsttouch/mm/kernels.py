@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firsttouch._packed import packed
-from firsttouch.mm import freebsd, khugepaged
+from firsttouch.mm import freebsd, khugepaged, neighbours
 from firsttouch.mm.parts import NO_PARTS, Part
 from firsttouch.mm.promotion import promotes
 from firsttouch.mm.world import World
@@ -23,6 +23,12 @@ def parts_of(policy: Policy) -> dict[str, Part]:
             "promote_in_fault": khugepaged.in_fault,
             "promote_fork": khugepaged.fork,
         }
+    if policy.fault_ahead.neighbours == "netbsd":
+        parts["neighbours"] = neighbours.netbsd_neighbours
+    elif policy.fault_ahead.neighbours == "freebsd":
+        parts["neighbours"] = neighbours.freebsd_neighbours
+    if not policy.fault_ahead.fork_maps:
+        parts["fork_tables"] = neighbours.fork_without_tables
     return parts
 
 

@@ -84,6 +84,8 @@ class Parts(NamedTuple):
     promote_step: Any  # one step of the daemon that promotes
     promote_in_fault: Any  # after a fault has mapped a page of its own
     promote_fork: Any  # after fork has copied page tables
+    neighbours: Any  # beside fault.install: map pages around
+    fork_tables: Any  # in place of pmap.fork_tables
 
 
-NO_PARTS = Parts(0, 0, 0, 0, 0, 0, 0)
+NO_PARTS = Parts(*[0] * 9)

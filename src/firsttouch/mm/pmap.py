@@ -4,7 +4,8 @@ An address space has a table of *regions* (one page-table page each: PMD_PAGES e
 its entries are `slot * PMD_PAGES + index` in the flat arrays below. Slots are handed out when first needed and taken
 back when their address space ends, so memory follows the address space in use, not the number of events.
 
-An entry's `state` is one of NONE .. SHMEM plus bits:
+An entry's `state` is one of NONE .. RESIDENT plus bits (RESIDENT: nothing is mapped, but the process has a page there,
+in memory, that its parent had; only where fork copies no page tables):
 
   TOUCHED  the program has touched the page since it was mapped
   NEAR     mapped by a neighbour's fault, but as the recording kernel also would have (fault-around of its size): a
@@ -18,7 +19,7 @@ entry goes, the whole block is free.
 
 Invariants:
   P1  nr_mapped[slot] entries of a slot are not NONE
-  P2  an anonymous entry has a pfn, others have NO_PFN
+  P2  an anonymous entry has a pfn, others have NO_PFN; a RESIDENT one either
   P3  refs[head] is the number of entries that map pages of the folio
   P4  a slot is on the free stack or belongs to exactly one region
 
@@ -34,7 +35,7 @@ from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm.buddy import NO_PFN
 from firsttouch.units import PMD_ORDER, PMD_PAGES
 
-NONE, ZERO_PAGE, ANON_RO, ANON_RW, FILE_RO, FILE_RW, SHMEM = range(7)
+NONE, ZERO_PAGE, ANON_RO, ANON_RW, FILE_RO, FILE_RW, SHMEM, RESIDENT = range(8)
 STATE = 7  # mask
 TOUCHED, NEAR, FRESH, COLD, WRITTEN = 8, 16, 32, 64, 128
 
@@ -238,9 +239,9 @@ def check(pm: Pmap) -> list[str]:
                 f"P1: slot {slot} has {np.count_nonzero(states)} entries mapped, nr_mapped {pm.nr_mapped[slot]}"
             )
         anon = (states == ANON_RO) | (states == ANON_RW)
-        if np.any(pfns[anon] == NO_PFN) or np.any(pfns[(states != NONE) & ~anon] != NO_PFN):
+        if np.any(pfns[anon] == NO_PFN) or np.any(pfns[(states != NONE) & (states != RESIDENT) & ~anon] != NO_PFN):
             wrong.append(f"P2: slot {slot} has an anonymous entry without a pfn, or another with one")
-        for pfn in pfns[anon & (pfns != NO_PFN)]:
+        for pfn in pfns[(anon | (states == RESIDENT)) & (pfns != NO_PFN)]:
             head = int(pfn) & ~((1 << int(pm.folio_order[pfn])) - 1)
             refs[head] = refs.get(head, 0) + 1
     wrong += [

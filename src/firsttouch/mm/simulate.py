@@ -477,7 +477,10 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
     parent_mm, child_mm = int(w.progress.mm[t]), int(w.threads.mm[child])
     join_mm(w, child_mm)
     if child_mm != parent_mm and w.mm_users[child_mm] == 1:
-        fork_tables(w.pmap, parent_mm, child_mm)
+        if w.parts.fork_tables != 0:
+            call_part(w.parts.fork_tables, w, parent_mm, child_mm, 0, 0)
+        else:
+            fork_tables(w.pmap, parent_mm, child_mm)
         if w.parts.promote_fork != 0:
             call_part(w.parts.promote_fork, w, parent_mm, child_mm, 0, 0)
     at = cpu

@@ -14,7 +14,7 @@ from firsttouch.machine import Machine
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, Buddy, make_buddy
 from firsttouch.mm.bus import Bus, make_bus
 from firsttouch.mm.costs import MAX_ORDER, CostTable, cost_table
-from firsttouch.mm.faultahead import Prefault, make_prefault
+from firsttouch.mm.faultahead import Around, Prefault, make_around, make_prefault
 from firsttouch.mm.hooks import Hooks, load_hooks
 from firsttouch.mm.idlezero import SLEEP_NS, Idlezero, make_idlezero, zero_until_asleep
 from firsttouch.mm.load import Load, make_load
@@ -41,9 +41,9 @@ from firsttouch.mm.superpage import fault_orders
 from firsttouch.policy import Policy
 from firsttouch.workload import Events, Threads, Vmas, Workload
 
-# Services: what a fault turns out to be. The first NR_SERVICES - 1 are counted in faults_by_kind.
-ZERO_FILL, HUGE, ZERO_PAGE_READ, COW, REUSE, FILE, SHARED_FILL, SPURIOUS, NO_FAULT = range(9)
-SERVICES = ("zero_fill", "huge", "zero_page", "cow", "reuse", "file", "shared", "spurious")
+# Services: what a fault turns out to be. All but the last are counted in faults_by_kind.
+ZERO_FILL, HUGE, ZERO_PAGE_READ, COW, REUSE, FILE, SHARED_FILL, SOFT, SPURIOUS, NO_FAULT = range(10)
+SERVICES = ("zero_fill", "huge", "zero_page", "cow", "reuse", "file", "shared", "resident", "spurious")
 
 # Rules.page_table: what guards page tables during a fault
 SPLIT, MM_WIDE, ATOMIC, GLOBAL = range(4)  # a lock a page-table page; one an address space, twice; none; one in all
@@ -115,6 +115,7 @@ class World(NamedTuple):
     vma_orders: NDArray[np.int32]  # [vma] bits of the orders it may use
     progress: Progress
     prefault: Prefault
+    around: Around
     hooks: Hooks
     promotion: Promotion
     mm_users: NDArray[np.int32]  # [mm] threads in it
@@ -213,6 +214,16 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         ),
         prefault=make_prefault(
             ahead.prefault, ahead.prefault_max_order, ahead.prefault_max_pages, ahead.prefault_min_run, nr_threads
+        ),
+        around=make_around(
+            ahead.neighbours,
+            ahead.behind_pages,
+            ahead.ahead_pages,
+            ahead.sequential_ahead_pages,
+            page_bytes=machine.page_bytes,
+            scaling=ahead.scaling,
+            fills_shared=ahead.fills_shared,
+            after_copies=ahead.after_copies,
         ),
         hooks=load_hooks(policy.hooks),
         promotion=make_promotion(policy.superpage, workload.vmas.flags, nr_slots, node_pages * nodes),

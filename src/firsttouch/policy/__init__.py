@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from firsttouch.errors import FirsttouchError
-from firsttouch.units import PMD_ORDER
+from firsttouch.units import PMD_ORDER, PMD_PAGES
 
 Available = Literal["now", "boot", "patch", "pool"]
 Switch = Literal["never", "madvise", "always"]
@@ -56,6 +56,15 @@ class FaultAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefault_max_order: int = 3
     prefault_max_pages: int = 14
     prefault_min_run: int = 0
+    # which pages in memory beside the faulting one a fault maps: as fault_around_bytes says, or a BSD's window
+    neighbours: Literal["linux", "netbsd", "freebsd"] = "linux"
+    behind_pages: int = 3
+    ahead_pages: int = 4
+    sequential_ahead_pages: int = 7
+    scaling: Literal["none", "floor", "half", "ceil"] = "none"  # windows are as many bytes as with pages of 4 KiB
+    fills_shared: bool = False  # the window's pages of shared memory are allocated and zeroed, too
+    after_copies: bool = False  # neighbours are mapped after a copy on write, too
+    fork_maps: bool = True  # fork copies page tables; else a child finds what it has by faults
     populate: bool = False  # MADV_POPULATE_WRITE on every anonymous writable mapping when it is made
 
 
@@ -340,6 +349,17 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
     ahead = policy.fault_ahead
     if not 0 <= ahead.prefault_max_order <= PMD_ORDER or ahead.prefault_max_pages < 1 or ahead.prefault_min_run < 0:
         raise bad("fault_ahead.prefault_*", ahead, "orders are 0 to 9, pages at least 1, a run at least 0")
+    for field in ("behind_pages", "ahead_pages", "sequential_ahead_pages"):
+        if not 0 <= getattr(ahead, field) < PMD_PAGES:
+            raise bad(
+                f"fault_ahead.{field}", getattr(ahead, field), f"a window has 0 to {PMD_PAGES - 1} pages each way"
+            )
+    if ahead.neighbours == "linux" and (ahead.scaling, ahead.fills_shared, ahead.after_copies) != (
+        "none",
+        False,
+        False,
+    ):
+        raise bad("fault_ahead.neighbours", "linux", "scaling, fills_shared and after_copies are of a BSD's window")
     around = policy.fault_ahead.fault_around_bytes
     if around < 1 or around & (around - 1):
         raise bad("fault_ahead.fault_around_bytes", around, "it must be a power of two")

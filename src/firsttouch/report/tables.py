@@ -37,6 +37,7 @@ MEANINGS = (
 _KINDS = (
     ("zero_fill", "zero-fill"), ("huge", "huge"), ("cow", "COW copy"), ("reuse", "COW without a copy"),
     ("file", "file"), ("shared", "shared memory"), ("zero_page", "zero page"), ("spurious", "spurious"),
+    ("resident", "in memory, not mapped"),
 )  # fmt: skip
 
 

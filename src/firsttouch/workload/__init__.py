@@ -55,6 +55,8 @@ ADVISED = 16  # MADV_HUGEPAGE
 NOHUGE = 32  # MADV_NOHUGEPAGE
 NORESERVE = 64
 SHMEM = 128  # shared memory: first touch allocates a zeroed page
+RANDOM = 256  # MADV_RANDOM
+SEQUENTIAL = 512  # MADV_SEQUENTIAL
 
 NO_CACHE_PAGE = np.iinfo(np.int32).min  # of Vmas.cache_page
 
