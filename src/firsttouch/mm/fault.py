@@ -234,6 +234,8 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
         elif w.prefault.rule != NO_PREFAULT:
             pr.window[t] = prefault_pages(w.prefault, t, page, end)
     advance(w, cpu, w.cost.trap + lock_mm(w, cpu, mm, vma, kind, service == ZERO_FILL))
+    if w.parts.table_needed != 0:
+        call_part(w.parts.table_needed, w, cpu, t, slot, 0)
     if w.rules.page_table == MM_WIDE:
         lock_table(w, cpu, mm, slot, w.cost.walk)
     pr.stage[t] = ALLOC if service in (ZERO_FILL, COW) else INSTALL

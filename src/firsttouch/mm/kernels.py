@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firsttouch._packed import packed
-from firsttouch.mm import freebsd, khugepaged, neighbours
+from firsttouch.mm import freebsd, khugepaged, neighbours, tablepages
 from firsttouch.mm.parts import NO_PARTS, Part
 from firsttouch.mm.promotion import promotes
 from firsttouch.mm.world import World
@@ -29,6 +29,8 @@ def parts_of(policy: Policy) -> dict[str, Part]:
         parts["neighbours"] = neighbours.freebsd_neighbours
     if not policy.fault_ahead.fork_maps:
         parts["fork_tables"] = neighbours.fork_without_tables
+    if policy.zero.table_pages != "in-trap":
+        parts |= {"table_needed": tablepages.table_needed, "table_freed": tablepages.table_freed}
     return parts
 
 

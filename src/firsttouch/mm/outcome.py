@@ -48,6 +48,8 @@ class Outcome(msgspec.Struct, frozen=True):
     disturbances: Disturbances
     out_of_memory: bool
     supply: list[tuple[int, int]]  # (t_ns, zeroed free bytes) over time, at most some hundred points
+    table_pages: int = 0  # page-table pages made, where the policy counts them
+    table_pages_cached: int = 0  # those of them that came zeroed from a cache
     mmap_lock_faults: int = 0  # that took the address space's mmap_lock
     lock_bytes: dict[str, int] = {}  # what the locks take at most, by class
     recovered_bytes: int = 0  # of superpages that were broken up, given back because nothing had touched them

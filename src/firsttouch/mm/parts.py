@@ -86,6 +86,8 @@ class Parts(NamedTuple):
     promote_fork: Any  # after fork has copied page tables
     neighbours: Any  # beside fault.install: map pages around
     fork_tables: Any  # in place of pmap.fork_tables
+    table_needed: Any  # in a fault, before its page table is looked at
+    table_freed: Any  # at the end of an address space, for each of its page tables
 
 
-NO_PARTS = Parts(*[0] * 9)
+NO_PARTS = Parts(*[0] * len(Parts._fields))

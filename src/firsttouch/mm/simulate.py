@@ -82,6 +82,7 @@ from firsttouch.mm.sched import (
     wake_waiting,
 )
 from firsttouch.mm.superpage import choose_order, next_order
+from firsttouch.mm.tablecache import NR_TABLE_HITS, NR_TABLE_PAGES
 from firsttouch.mm.world import (
     COLD_NS,
     COPIED_BYTES,
@@ -395,6 +396,8 @@ def teardown_step(w: World, cpu: int, t: int, mm: int) -> bool:
             unmap_range(w, cpu, mm, region << PMD_ORDER, (region + 1) << PMD_ORDER)
             if w.parts.promote_in_fault != 0:
                 w.promotion.vma[w.pmap.slot[w.pmap.table[mm] + region]] = NO_VMA
+            if w.parts.table_freed != 0:
+                call_part(w.parts.table_freed, w, cpu, w.pmap.slot[w.pmap.table[mm] + region], 0, 0)
             release_slot(w.pmap, mm, region)
             pr.step[t] = region + 1
             return False
@@ -594,6 +597,8 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
             lines_displaced=0 if policy.zero.scrub_method == "nontemporal" else scrubbed_bytes // w.rules.line_bytes,
         ),
         out_of_memory=bool(total[OUT_OF_MEMORY]),
+        table_pages=int(w.tablecache.counts[NR_TABLE_PAGES]),
+        table_pages_cached=int(w.tablecache.counts[NR_TABLE_HITS]),
         supply=[(int(t), int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],
     )
 

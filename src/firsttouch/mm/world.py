@@ -38,6 +38,7 @@ from firsttouch.mm.scrub import (
     scrub_rules,
 )
 from firsttouch.mm.superpage import fault_orders
+from firsttouch.mm.tablecache import TableCache, make_tablecache
 from firsttouch.policy import Policy
 from firsttouch.workload import Events, Threads, Vmas, Workload
 
@@ -116,6 +117,7 @@ class World(NamedTuple):
     progress: Progress
     prefault: Prefault
     around: Around
+    tablecache: TableCache
     hooks: Hooks
     promotion: Promotion
     mm_users: NDArray[np.int32]  # [mm] threads in it
@@ -215,6 +217,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         prefault=make_prefault(
             ahead.prefault, ahead.prefault_max_order, ahead.prefault_max_pages, ahead.prefault_min_run, nr_threads
         ),
+        tablecache=make_tablecache(zero.table_pages, zero.table_cache_pages, nr_slots, machine.nr_cpus),
         around=make_around(
             ahead.neighbours,
             ahead.behind_pages,

@@ -42,6 +42,10 @@ class Zero(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # FreeBSD's pagezero begins below the low mark and ends at the high one: [numerator, denominator] of the free pages
     pagezero_low: tuple[int, int] = (2, 3)
     pagezero_high: tuple[int, int] = (4, 5)
+    # page-table pages: paid for with the machine's trap; allocated and zeroed by the first fault of each; from a cache
+    # that each CPU keeps zeroed
+    table_pages: Literal["in-trap", "zeroed", "cached"] = "in-trap"
+    table_cache_pages: int = 50
     zero_page: bool = True  # a read fault on anonymous memory maps a page of zeros that all share
     zero_hot_pages: bool = False  # idle CPUs zero the single pages that they freed last
     init_on_free: bool = False  # zero at free, never at allocation
@@ -320,6 +324,8 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         raise bad("zero.zero_hot_pages", True, "it needs percpu.rules = linux-2.6.10, whose lists know hot pages")
     if zero.init_on_free and old_lists:
         raise bad("zero.init_on_free", True, "the lists of linux-2.6.10 lose the zero state of what is freed")
+    if zero.table_cache_pages < 0:
+        raise bad("zero.table_cache_pages", zero.table_cache_pages, "it is 0 or more")
     queues = policy.percpu.rules == "page-queues"
     if queues != (zero.scrub == "pagezero") and zero.scrub != "none":
         raise bad("zero.scrub", zero.scrub, "pagezero, and no other, goes with percpu.rules = page-queues")
