@@ -10,7 +10,14 @@ from firsttouch.errors import FirsttouchError
 
 F = TypeVar("F", bound=Callable[..., int])
 
-NAMES = ("window", "order")
+ARGUMENTS = {
+    "window": ("run", "last", "page", "start", "end", "free_pages"),
+    "order": ("allowed", "room", "page", "start", "end", "free_pages"),
+    "scrub": ("orders", "free_pages", "zeroed_pages", "load", "now_ms", "last"),
+    "lock": ("page", "mm", "start", "end", "cpu", "nr_locks"),
+    "promote": ("mapped", "touched", "shared", "page", "free_blocks", "in_fault"),
+}
+NAMES = tuple(ARGUMENTS)
 NR_ARGUMENTS = 6
 MARK = "_firsttouch_hook"
 

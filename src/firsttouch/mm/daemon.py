@@ -126,7 +126,8 @@ def scrub_step(w: World, cpu: int) -> None:
         return
     now_ns = int(s.clock_ns[cpu])
     if w.parts.next_block != 0:
-        pfn, k, zone = call_part(w.parts.next_block, w, cpu, 0, 0, 0), 0, 0
+        taken = call_part(w.parts.next_block, w, cpu, node, 0, 0)
+        pfn, k, zone = (NO_PFN, 0, 0) if taken < 0 else (taken & 0xFFFFFFFF, taken >> 32, node)
     else:
         pfn, k, zone = next_block(w.scrub, w.scrub_rules, w.buddy, node, int(w.load.avenrun[0]), now_ns)
     if pfn == NO_PFN:

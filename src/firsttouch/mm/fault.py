@@ -22,7 +22,7 @@ from firsttouch._jit import inlined, state_kernel
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
 from firsttouch.mm.bus import occupy
 from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
-from firsttouch.mm.hooks import call
+from firsttouch.mm.hooks import FAILED, LOCK, NR_USER_LOCKS, ORDER, WINDOW, call, note_failure, settle
 from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
 from firsttouch.mm.parts import call_part
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
@@ -214,8 +214,10 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
         if pm.state[entry] & STATE == NONE:
             if w.hooks.order != 0:
                 room = room_order(pm, slot, start, end, page)
-                wanted = call(w.hooks.order, orders, room, page, start, end, free_pages(w, cpu))
-                pr.order[t] = max(0, min(wanted, room))
+                free = free_pages(w, cpu)
+                wanted = call(w.hooks.order, orders, room, page, start, end, free)
+                note_failure(w.answers, ORDER, wanted, orders, room, page, start, end, free)
+                pr.order[t] = settle(w.answers, ORDER, wanted, 0, room)
             else:
                 pr.order[t] = choose_order(pm, slot, start, end, page, orders)
         elif pm.huge[slot] == HUGE_ZERO:
@@ -229,7 +231,10 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
     if service == ZERO_FILL and pr.order[t] == 0:
         if w.hooks.window != 0:
             run, last = in_order(w.prefault, t, page)
-            wanted = call(w.hooks.window, run, last, page, start, end, free_pages(w, cpu))
+            free = free_pages(w, cpu)
+            wanted = call(w.hooks.window, run, last, page, start, end, free)
+            note_failure(w.answers, WINDOW, wanted, run, last, page, start, end, free)
+            wanted = settle(w.answers, WINDOW, wanted, 1, max(1, min(end, (page | (PMD_PAGES - 1)) + 1) - page))
             pr.window[t] = end_window(w.prefault, t, page, wanted, end)
         elif w.prefault.rule != NO_PREFAULT:
             pr.window[t] = prefault_pages(w.prefault, t, page, end)
@@ -237,7 +242,7 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) ->
     if w.parts.table_needed != 0:
         call_part(w.parts.table_needed, w, cpu, t, slot, 0)
     if w.rules.page_table == MM_WIDE:
-        lock_table(w, cpu, mm, slot, w.cost.walk)
+        lock_table(w, cpu, mm, slot, page, vma, w.cost.walk)
     pr.stage[t] = ALLOC if service in (ZERO_FILL, COW) else INSTALL
     if service == SHARED_FILL:
         advance(w, cpu, w.cost.alloc + w.cost.zone_page + w.cost.zero[0])
@@ -301,11 +306,24 @@ def lock_mm(w: World, cpu: int, mm: int, vma: int, kind: int, fills: bool) -> in
     return held_ns + share(w.locks, MM, lock, cpu, now + held_ns, 2 * w.cost.handoff)
 
 
+@state_kernel
+def user_lock(w: World, cpu: int, mm: int, page: int, vma: int) -> int:
+    """The lock that a user's function says covers `page`."""
+    start, end = w.vmas.start[vma], w.vmas.end[vma]
+    wanted = call(w.hooks.lock, page, mm, start, end, cpu, NR_USER_LOCKS)
+    note_failure(w.answers, LOCK, wanted, page, mm, start, end, cpu, NR_USER_LOCKS)
+    inside = wanted % NR_USER_LOCKS
+    w.answers.bounded[LOCK] += wanted != FAILED and inside != wanted
+    return int(len(w.locks.free_at_ns) - NR_USER_LOCKS + inside)
+
+
 @inlined
-def lock_table(w: World, cpu: int, mm: int, slot: int, hold_ns: int) -> None:
+def lock_table(w: World, cpu: int, mm: int, slot: int, page: int, vma: int, hold_ns: int) -> None:
     """The lock of the page tables, for `hold_ns` that are charged elsewhere: of the region, the mm, or the system."""
     lock = len(w.buddy.free_pages) + len(w.mm_users)
-    if w.rules.page_table == MM_WIDE:
+    if w.hooks.lock != 0:
+        lock = user_lock(w, cpu, mm, page, vma)
+    elif w.rules.page_table == MM_WIDE:
         lock += mm
     elif w.rules.page_table != GLOBAL:
         lock += len(w.mm_users) + slot
@@ -478,7 +496,7 @@ def install(w: World, cpu: int, t: int, e: int, mm: int) -> None:
     slot = find_slot(pm, mm, page)
     entry = entry_of(slot, page)
     service = int(pr.service[t])
-    lock_table(w, cpu, mm, slot, w.cost.install)
+    lock_table(w, cpu, mm, slot, page, vma, w.cost.install)
     if service == ZERO_FILL:
         service = install_zero_fill(w, cpu, t, mm, slot, entry)
     elif service == COW:

@@ -10,6 +10,7 @@ Rules, state and invariants (K1 to K3) are in promotion.py. Everything here is a
 from firsttouch._jit import state_kernel
 from firsttouch.mm.buddy import NO_PFN
 from firsttouch.mm.fault import ALLOC, advance, free_folio, take_block
+from firsttouch.mm.hooks import PROMOTE, call, note_failure, settle
 from firsttouch.mm.locks import MM
 from firsttouch.mm.parts import part
 from firsttouch.mm.pmap import (
@@ -132,7 +133,9 @@ def next_by_coverage(w: World) -> int:
         slot = int(w.pmap.slot[region])
         while mm + 1 < len(w.pmap.table) and w.pmap.table[mm + 1] <= region:
             mm += 1
-        if not takes_part(w, mm, region, slot) or w.pmap.huge[slot] == HUGE or not may_promote(w, slot):
+        if not takes_part(w, mm, region, slot) or w.pmap.huge[slot] == HUGE:
+            continue
+        if not may_promote(w, slot, (region - w.pmap.table[mm]) << PMD_ORDER, False):
             continue
         found = bucket(touched_pages(w, slot))
         if found > highest:
@@ -141,7 +144,7 @@ def next_by_coverage(w: World) -> int:
 
 
 @state_kernel
-def may_promote(w: World, slot: int) -> bool:
+def may_promote(w: World, slot: int, page: int, in_fault: bool) -> bool:
     """Whether the region's entries are within the limits, and the program uses at least one of its pages."""
     pm = w.pmap
     nr_none, nr_shared, nr_touched = 0, 0, 0
@@ -155,7 +158,23 @@ def may_promote(w: World, slot: int) -> bool:
             k = int(pm.folio_order[pm.pfn[entry]])
             nr_shared += k == 0 and pm.refs[pm.pfn[entry]] > 1
         nr_touched += pm.state[entry] & TOUCHED != 0
+    if w.hooks.promote != 0:
+        # The page of the fault is about to be touched.
+        return ask_user(w, PMD_PAGES - nr_none, nr_touched + int(in_fault), nr_shared, page, in_fault)
     return bool(nr_none <= w.promotion.max_none and nr_shared <= w.promotion.max_shared and nr_touched)
+
+
+@state_kernel
+def ask_user(w: World, nr_mapped: int, nr_touched: int, nr_shared: int, page: int, in_fault: bool) -> bool:
+    """Whether a user's function wants a region promoted."""
+    nr_blocks = 0
+    for zone in range(len(w.buddy.free_pages)):
+        for z in range(2):
+            for k in range(PMD_ORDER, w.buddy.nr_free.shape[2]):
+                nr_blocks += int(w.buddy.nr_free[zone, z, k]) << (k - PMD_ORDER)
+    answer = call(w.hooks.promote, nr_mapped, nr_touched, nr_shared, page, nr_blocks, int(in_fault))
+    note_failure(w.answers, PROMOTE, answer, nr_mapped, nr_touched, nr_shared, page, nr_blocks, int(in_fault))
+    return settle(w.answers, PROMOTE, answer, 0, 1) == 1
 
 
 @state_kernel
@@ -220,7 +239,7 @@ def look_at(w: World, cpu: int, region: int) -> int:
     if w.pmap.huge[slot] == HUGE:
         return TOO_FEW
     advance(w, cpu, PMD_PAGES * w.cost.scan_entry)
-    if not may_promote(w, slot):
+    if not may_promote(w, slot, (region - w.pmap.table[mm]) << PMD_ORDER, False):
         return TOO_FEW
     return DONE if promote(w, cpu, mm, slot) else FAILED
 
@@ -354,13 +373,16 @@ def in_fault(w: World, cpu: int, mm: int, slot: int, region: int) -> int:
         d[RECOVERING] = 1
         d[PLANNED_NS] = d[NEXT_NS]
         d[NEXT_NS] = w.sched.clock_ns[cpu]
-    if w.promotion.in_fault_pages == 0 or w.pmap.nr_mapped[slot] < w.promotion.in_fault_pages:
+    asks = w.hooks.promote != 0
+    if not asks and (w.promotion.in_fault_pages == 0 or w.pmap.nr_mapped[slot] < w.promotion.in_fault_pages):
         return 0
     if w.pmap.huge[slot] == HUGE or not takes_part(w, mm, region, slot) or w.total[OUT_OF_MEMORY]:
         return 0
     for entry in range(slot * PMD_PAGES, (slot + 1) * PMD_PAGES):
         if w.pmap.state[entry] & STATE not in (NONE, ZERO_PAGE, ANON_RW):
             return 0
+    if asks and not may_promote(w, slot, (region - w.pmap.table[mm]) << PMD_ORDER, True):
+        return 0
     return int(promote(w, cpu, mm, slot))
 
 

@@ -52,5 +52,6 @@ class Outcome(msgspec.Struct, frozen=True):
     table_pages_cached: int = 0  # those of them that came zeroed from a cache
     mmap_lock_faults: int = 0  # that took the address space's mmap_lock
     lock_bytes: dict[str, int] = {}  # what the locks take at most, by class
+    answers_bounded: dict[str, int] = {}  # answers of a user's functions that were out of bounds, by hook
     recovered_bytes: int = 0  # of superpages that were broken up, given back because nothing had touched them
     promotions: int = 0  # regions that became a superpage after their faults

@@ -79,7 +79,7 @@ class Parts(NamedTuple):
 
     take_block: Any  # in place of fault.take_block
     free_folio: Any  # in place of fault.free_folio
-    next_block: Any  # in place of scrub.next_block, for the daemon of node 0
+    next_block: Any  # in place of scrub.next_block: the pfn, and the order from bit 32 on
     block_done: Any  # in place of scrub.done
     promote_step: Any  # one step of the daemon that promotes
     promote_in_fault: Any  # after a fault has mapped a page of its own

@@ -76,9 +76,11 @@ def ratio_pages(ratio: float) -> int:
     return math.ceil(ratio * PMD_PAGES - 1e-9)
 
 
-def make_promotion(rules: Superpage, vma_flags: NDArray[np.int32], nr_slots: int, nr_pages: int) -> Promotion:
+def make_promotion(
+    rules: Superpage, vma_flags: NDArray[np.int32], nr_slots: int, nr_pages: int, by_hook: bool
+) -> Promotion:
     """The daemon asleep until its first wake, `promote_sleep_ms` after time 0. No arrays where nothing is promoted."""
-    on = promotes(rules)
+    on = promotes(rules) or by_hook
     daemon = np.zeros(7, np.int64)
     daemon[NEXT_NS] = NEVER_NS if rules.promote == "never" else rules.promote_sleep_ms * 10**6
     may = allowed_orders(rules, vma_flags) >> PMD_ORDER & 1

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from firsttouch._hook import NAMES
 from firsttouch._jit import inlined, state_kernel
 from firsttouch._packed import packed
 from firsttouch.errors import FirsttouchError
@@ -32,6 +33,7 @@ from firsttouch.mm.fault import (
     touch,
     zero_block,
 )
+from firsttouch.mm.hooks import blame
 from firsttouch.mm.kernels import with_parts
 from firsttouch.mm.locks import CLASSES, MM, lock_bytes
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
@@ -534,13 +536,17 @@ def simulate(workload: Workload, machine: Machine, policy: Policy) -> Outcome:
 
 
 def replay(workload: Workload, machine: Machine, policy: Policy) -> World:
-    """The state after the last event. Page tables begin small and are made anew, larger, if they do not suffice."""
+    """The state after the last event. Page tables begin small and are made anew, larger, if they do not suffice.
+
+    Raises FirsttouchError when a function of the policy's file raised: which, what it was asked, and why.
+    """
     nr_regions = int(workload.mm_regions.sum())
     nr_slots = min(nr_regions, max(MIN_SLOTS, 2 * int(workload.mm_regions.max(initial=1))))
     while True:
         world = with_parts(make_world(workload, machine, policy, max(1, nr_slots)), policy)
         run(packed(world))
         if not world.pmap.counts[SLOTS_FULL]:
+            blame(policy.hooks, world.answers)
             return world
         nr_slots = min(nr_regions, 4 * nr_slots)
 
@@ -587,6 +593,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
             nr_vmas=len(np.unique(w.vmas.start)),
             nr_tables=len(w.pmap.nr_mapped) - int(w.pmap.counts[LEAST_FREE_SLOTS]),
         ),
+        answers_bounded={name: int(nr) for name, nr in zip(NAMES, w.answers.bounded, strict=True) if nr},
         recovered_bytes=int(w.promotion.counts[RECOVERED_PAGES]) * page_bytes,
         promotions=int(w.promotion.counts[PROMOTED]),
         copied_bytes=total[COPIED_BYTES],

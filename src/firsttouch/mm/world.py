@@ -15,7 +15,7 @@ from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, Buddy, make_buddy
 from firsttouch.mm.bus import Bus, make_bus
 from firsttouch.mm.costs import MAX_ORDER, CostTable, cost_table
 from firsttouch.mm.faultahead import Around, Prefault, make_around, make_prefault
-from firsttouch.mm.hooks import Hooks, load_hooks
+from firsttouch.mm.hooks import NR_USER_LOCKS, Answers, Hooks, check_hooks, load_hooks, make_answers
 from firsttouch.mm.idlezero import SLEEP_NS, Idlezero, make_idlezero, zero_until_asleep
 from firsttouch.mm.load import Load, make_load
 from firsttouch.mm.locks import Locks, VmaLocks, make_locks, make_vma_locks
@@ -119,6 +119,7 @@ class World(NamedTuple):
     around: Around
     tablecache: TableCache
     hooks: Hooks
+    answers: Answers
     promotion: Promotion
     mm_users: NDArray[np.int32]  # [mm] threads in it
     scrub_rules: ScrubRules
@@ -148,10 +149,13 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
     """
     node_pages = machine.memory_bytes // machine.page_bytes // machine.nr_nodes
     zero = policy.zero
+    hooks = load_hooks(policy.hooks)
+    check_hooks(policy, hooks)
+    asks_what_to_scrub = bool(hooks.scrub != 0)
     rules = scrub_rules(
         "none" if zero.scrub == "pagezero" else zero.scrub,
-        start=zero.scrub_start,
-        stop=zero.scrub_stop,
+        start=0 if asks_what_to_scrub else zero.scrub_start,
+        stop=0 if asks_what_to_scrub else zero.scrub_stop,
         load=zero.scrub_load,
         from_s=zero.scrub_from_s,
         until_s=zero.scrub_until_s,
@@ -191,7 +195,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             page_bytes=machine.page_bytes,
         ),
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
-        locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots),
+        locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots + (NR_USER_LOCKS if hooks.lock != 0 else 0)),
         vma_locks=make_vma_locks(nr_mms, len(workload.vmas.start)),
         bus=make_bus(machine.nr_nodes),
         sched=make_sched(nr_threads, machine.nr_cpus, threads.first, IDLE_YIELDS.index(policy.sched.idle_yield)),
@@ -228,8 +232,11 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             fills_shared=ahead.fills_shared,
             after_copies=ahead.after_copies,
         ),
-        hooks=load_hooks(policy.hooks),
-        promotion=make_promotion(policy.superpage, workload.vmas.flags, nr_slots, node_pages * nodes),
+        hooks=hooks,
+        answers=make_answers(),
+        promotion=make_promotion(
+            policy.superpage, workload.vmas.flags, nr_slots, node_pages * nodes, hooks.promote != 0
+        ),
         mm_users=np.zeros(nr_mms, np.int32),
         scrub_rules=rules,
         load=make_load(),
