@@ -132,6 +132,18 @@ def test_freebsd_stops_at_the_first_page_that_is_not_in_memory():
     assert nr_faults(50, 45) == nr_faults(50, 55) == 2
 
 
+def test_a_neighbour_that_the_parent_has_too_is_copied_when_it_is_written():
+    h = Hand([1, 1])
+    t, v = h.thread(), h.vma(0, 64)
+    h.write(t, v, 20, 21)
+    child = h.fork(t, mm=1)
+    h.read(child, v, 20)
+    h.write(child, v, 21)
+    h.join(t, child)
+    outcome = simulate(h.workload(), small_machine(), policy.load("netbsd-9"))
+    assert outcome.faults_by_kind | {"resident": 1, "cow": 1} == outcome.faults_by_kind
+
+
 def test_a_child_that_writes_copies_unless_it_is_the_last_user():
     h = Hand([1, 1])
     t, v = h.thread(), h.vma(0, 64)

@@ -10,7 +10,8 @@ NEAR, because a recorded touch of one proves that it was not in the page cache.
 
 **Anticipatory prefaulting** (Linux, 2004-2005, never merged) is for anonymous memory: a task whose write fault is just
 where its last window ended is taken to go on in order, and the next window is twice as long, up to a cap that the
-versions set in different ways. A window stays inside the mapping and the page-table page.
+versions set in different ways. A window stays inside the mapping and the page-table page. The **adaptive** window is
+the same idea with a memory: it doubles at a fault in order, and halves at one that is not, instead of starting over.
 
 Follows Linux do_fault_around(), filemap_map_pages(); deviations: docs/deviations.md, "fault-around".
 """
@@ -25,8 +26,8 @@ from firsttouch.mm.pmap import FILE_RO, NEAR, NONE, Pmap, map_pfnless
 from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES
 
 # Prefault.rule
-NO_PREFAULT, PREFAULT_V2, PREFAULT_V13, PREFAULT_2005_03 = range(4)
-PREFAULT_RULES = ("none", "v2", "v13", "2005-03")
+NO_PREFAULT, PREFAULT_V2, PREFAULT_V13, PREFAULT_2005_03, ADAPTIVE = range(5)
+PREFAULT_RULES = ("none", "v2", "v13", "2005-03", "adaptive")
 _V2_FULL_ORDER = 3  # where V2 puts the order back to when a window reaches the cap
 
 
@@ -82,7 +83,7 @@ class Prefault(NamedTuple):
     """The rule, and what each task's last window was."""
 
     rule: int
-    max_order: int  # V13 and 2005-03: no window above 2**max_order pages
+    max_order: int  # all but V2: no window above 2**max_order pages
     max_pages: int  # V2: a window that would reach this many has just as many
     min_run: int  # faults in order before the first window
     next_page: NDArray[np.int64]  # [thread] page after its last window
@@ -109,7 +110,10 @@ def make_prefault(rule: str, max_order: int, max_pages: int, min_run: int, nr_th
 def prefault_pages(p: Prefault, t: int, page: int, vma_end: int) -> int:
     """Pages that a write fault of thread `t` at `page` maps, its own included; notes where the window ends."""
     order, nr = 0, 1
-    run, _ = in_order(p, t, page)
+    run, last = in_order(p, t, page)
+    if p.rule == ADAPTIVE:
+        nr = min(2 * last, 1 << p.max_order) if run > p.min_run else max(1, last >> 1)
+        return end_window(p, t, page, nr, vma_end)
     if run > p.min_run:
         order, nr = next_window(p, int(p.order[t]))
     p.order[t] = order

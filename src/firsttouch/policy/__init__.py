@@ -56,7 +56,7 @@ class FaultAhead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     fault_around_bytes: int = 65536  # around a read fault on a file; one page disables it
     # anticipatory prefaulting of anonymous memory: a version's rule, its caps, and how many faults in order it needs
-    prefault: Literal["none", "v2", "v13", "2005-03"] = "none"
+    prefault: Literal["none", "v2", "v13", "2005-03", "adaptive"] = "none"
     prefault_max_order: int = 3
     prefault_max_pages: int = 14
     prefault_min_run: int = 0
