@@ -23,6 +23,15 @@ class Latency(msgspec.Struct, frozen=True):
     max_ns: int
 
 
+class LockUse(msgspec.Struct, frozen=True):
+    """All locks of one class together."""
+
+    acquired: int
+    wait_ns: int  # waiting and hand-offs
+    max_wait_ns: int
+    hold_ns: int
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """Counters and times of one simulation. Times are the model's, summed over threads except `wall_ns`."""
 
@@ -55,3 +64,4 @@ class Outcome(msgspec.Struct, frozen=True):
     answers_bounded: dict[str, int] = {}  # answers of a user's functions that were out of bounds, by hook
     recovered_bytes: int = 0  # of superpages that were broken up, given back because nothing had touched them
     promotions: int = 0  # regions that became a superpage after their faults
+    locks: dict[str, LockUse] = {}  # by class, as lock_wait_ns

@@ -34,14 +34,13 @@ from firsttouch.mm.fault import (
     zero_block,
 )
 from firsttouch.mm.hooks import blame
-from firsttouch.mm.kernels import with_parts
-from firsttouch.mm.locks import CLASSES, MM, lock_bytes
+from firsttouch.mm.kernels import lock_bytes, lock_uses, with_parts
+from firsttouch.mm.locks import MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
 from firsttouch.mm.parts import call_part
 from firsttouch.mm.placement import BY_IDLE, nr_alive, place_of, start
 from firsttouch.mm.pmap import (
     ANON_RW,
-    LEAST_FREE_SLOTS,
     NEAR,
     NO_SLOT,
     NONE,
@@ -223,7 +222,7 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
     s, pr = w.sched, w.progress
     t = int(s.thread[cpu])
     while s.clock_ns[cpu] <= limit_ns and s.clock_ns[cpu] <= w.promotion.daemon[NEXT_NS]:
-        if s.counts[NR_READY] and s.clock_ns[cpu] >= s.slice_end_ns[cpu]:
+        if s.counts[NR_READY] and s.clock_ns[cpu] >= s.slice_end_ns[cpu] and not holds_locks(w, cpu):
             preempt(s, cpu, w.rules.quantum_ns)
             return
         e = s.next_event[t]
@@ -236,7 +235,7 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
             if s.clock_ns[cpu] > limit_ns:
                 return
         if w.events.op[e] == TOUCH:
-            if touch(w, cpu, t, e, limit_ns):
+            if touch_of_kernel(w, cpu, t, e, limit_ns):
                 pr.stage[t] = THINK
                 pr.step[t] += max(1, w.events.arg[e])
                 if pr.step[t] >= w.events.end[e]:
@@ -245,6 +244,23 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
                 return
         elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE):
             return  # another CPU may have come to life, with a clock that is now the limit
+        if w.parts.touch != 0 and w.vmlocks.granted[0] != 0:
+            w.vmlocks.granted[0] = 0
+            return  # as above: one that waited for a lock
+
+
+@inlined
+def touch_of_kernel(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
+    """One touch, as the policy's kernel serves it."""
+    if w.parts.touch != 0:
+        return bool(call_part(w.parts.touch, w, cpu, t, e, limit_ns) != 0)
+    return touch(w, cpu, t, e, limit_ns)
+
+
+@inlined
+def holds_locks(w: World, cpu: int) -> bool:
+    """Whether the thread on a CPU holds locks that others wait for in queues: it is not preempted then."""
+    return bool(w.parts.touch != 0 and w.vmlocks.held[cpu] > 0)
 
 
 @inlined
@@ -278,6 +294,12 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
     """Do (or go on with) an event that is not a touch. False if the thread left the CPU."""
     op = int(w.events.op[e])
     s, pr = w.sched, w.progress
+    if w.parts.event != 0 and is_of_space(w, t, op):
+        if call_part(w.parts.event, w, cpu, t, e, limit_ns) == 0:
+            return True
+        if op not in (FORK, EXEC, EXIT):
+            done(w, t, e)
+            return True
     if op == UNMAP:
         if unmap_step(w, cpu, t, e):
             done(w, t, e)
@@ -318,7 +340,7 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
         done(w, t, e)
     else:  # EXEC, EXIT: the last thread of an address space takes it down
         mm = int(pr.mm[t])
-        if w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):
+        if w.parts.event == 0 and w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):
             return True
         w.mm_users[mm] -= 1
         w.total[LIVE_MMS] -= w.mm_users[mm] == 0
@@ -332,6 +354,14 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
             leave_cpu(s, cpu, w.rules.quantum_ns)
             return False
     return True
+
+
+@inlined
+def is_of_space(w: World, t: int, op: int) -> bool:
+    """Whether an event changes an address space (threads that end do, if they are its last)."""
+    if op in (EXEC, EXIT):
+        return bool(w.mm_users[w.progress.mm[t]] == 1)
+    return op in (MAP, POPULATE, UNMAP, MOVE, FORK)
 
 
 @state_kernel
@@ -481,7 +511,7 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
     """A new thread, in this address space or a copy of it. The copying itself is in the recorded gap."""
     parent_mm, child_mm = int(w.progress.mm[t]), int(w.threads.mm[child])
     join_mm(w, child_mm)
-    if child_mm != parent_mm and w.mm_users[child_mm] == 1:
+    if w.parts.event == 0 and child_mm != parent_mm and w.mm_users[child_mm] == 1:
         if w.parts.fork_tables != 0:
             call_part(w.parts.fork_tables, w, parent_mm, child_mm, 0, 0)
         else:
@@ -559,11 +589,12 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
     page_bytes = workload.page_bytes
     scrubbed_bytes = int(w.scrub.zeroed_bytes.sum())
     promoted_bytes = int(w.promotion.counts[ZEROED_PAGES]) * page_bytes
-    user_ns, system_ns = total[THINK_NS] + total[COLD_NS], total[SYSTEM_NS]
+    locks = lock_uses(w, policy)
+    user_ns, system_ns = total[THINK_NS] + total[COLD_NS], total[SYSTEM_NS] + int(w.vmlocks.charged_ns[0])
     if w.rules.recorded:
         # Gaps hold user and kernel time; how much of each is known of the recording as a whole.
         user_ns = workload.user_ns + total[COLD_NS]
-        system_ns = max(0, workload.system_ns - total[CREDIT_NS]) + total[SYSTEM_NS]
+        system_ns = max(0, workload.system_ns - total[CREDIT_NS]) + system_ns
     return Outcome(
         policy=policy.name,
         available=policy.available,
@@ -579,21 +610,13 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         untouched_bytes=(int(w.pmap.counts[UNTOUCHED_PAGES]) + mapped_untouched) * page_bytes,
         zeroed_hits=total[HITS],
         zeroed_misses=total[MISSES],
-        lock_wait_ns={name: int(ns) for name, ns in zip(CLASSES, w.locks.wait_ns, strict=True)},
+        lock_wait_ns={name: use.wait_ns for name, use in locks.items()},
         latency=latency_of(w),
         zeroed_in_fault_bytes=total[ZEROED_BYTES],
         zeroed_ahead_bytes=scrubbed_bytes + total[HOT_ZEROED_BYTES] + promoted_bytes,
         mmap_lock_faults=total[MMAP_LOCK_FAULTS],
-        lock_bytes=lock_bytes(
-            policy.locks.page_table,
-            policy.locks.per_vma,
-            nr_zones=len(w.buddy.free_pages),
-            nr_cpus=len(w.sched.clock_ns),
-            nr_mms=total[PEAK_MMS],
-            nr_vmas=len(np.unique(w.vmas.start)),
-            nr_tables=len(w.pmap.nr_mapped) - int(w.pmap.counts[LEAST_FREE_SLOTS]),
-        ),
         answers_bounded={name: int(nr) for name, nr in zip(NAMES, w.answers.bounded, strict=True) if nr},
+        lock_bytes=lock_bytes(w, policy),
         recovered_bytes=int(w.promotion.counts[RECOVERED_PAGES]) * page_bytes,
         promotions=int(w.promotion.counts[PROMOTED]),
         copied_bytes=total[COPIED_BYTES],
@@ -607,6 +630,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         table_pages=int(w.tablecache.counts[NR_TABLE_PAGES]),
         table_pages_cached=int(w.tablecache.counts[NR_TABLE_HITS]),
         supply=[(int(t), int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],
+        locks=locks,
     )
 
 

@@ -25,6 +25,7 @@ from firsttouch.mm.percpu import LINUX_6_18, Percpu, make_percpu
 from firsttouch.mm.placement import PLACEMENTS
 from firsttouch.mm.pmap import Pmap, make_pmap
 from firsttouch.mm.promotion import Promotion, make_promotion
+from firsttouch.mm.pv import Pv
 from firsttouch.mm.sched import IDLE_YIELDS, NEVER_NS, NOBODY, Sched, make_sched
 from firsttouch.mm.scrub import (
     BY_FRACTION,
@@ -39,6 +40,8 @@ from firsttouch.mm.scrub import (
 )
 from firsttouch.mm.superpage import fault_orders
 from firsttouch.mm.tablecache import TableCache, make_tablecache
+from firsttouch.mm.vmlocks import VmLocks
+from firsttouch.mm.vmobject import VmObject, make_freebsd
 from firsttouch.policy import Policy
 from firsttouch.workload import Events, Threads, Vmas, Workload
 
@@ -140,6 +143,9 @@ class World(NamedTuple):
     latency: NDArray[np.int64]  # [bin] faults, 1/8 octave a bin
     max_latency_ns: NDArray[np.int64]  # [1]
     supply: NDArray[np.int64]  # [point, (t_ns, zeroed free bytes)]
+    vmlocks: VmLocks  # of FreeBSD 13, as the next two; without locks, entries and threads for others
+    vmobject: VmObject
+    pv: Pv
 
 
 def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: int) -> World:
@@ -182,6 +188,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
     threads = workload.threads
     nr_threads, nr_mms = len(threads.first), len(workload.mm_regions)
     recorded = workload.recorded_level != ""
+    vmlocks, vmobject, pv = make_freebsd(workload, machine, policy, nr_slots, node_pages * machine.nr_nodes)
     ahead = policy.fault_ahead
     return World(
         buddy=buddy,
@@ -272,6 +279,9 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         latency=np.zeros(NR_BINS, np.int64),
         max_latency_ns=np.zeros(1, np.int64),
         supply=np.zeros((NR_SUPPLY_POINTS, 2), np.int64),
+        vmlocks=vmlocks,
+        vmobject=vmobject,
+        pv=pv,
     )
 
 

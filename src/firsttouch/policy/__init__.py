@@ -102,6 +102,11 @@ class Locks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # page tables: a lock for each page-table page; one lock an address space, taken twice a fault; atomic entries; one
     # mutex for all page queues and mappings of the system
     page_table: Literal["split", "mm", "atomic", "global"] = "split"
+    # FreeBSD: what guards the lists of who maps a page: one lock; an array of locks, hashed by superpage frame; a lock
+    # for each frame. And whether an exit frees emptied chunks of such entries together, after it has dropped that lock
+    pv_lists: Literal["one", "hashed", "superpage"] = "hashed"
+    pv_hash_locks: int = 256
+    pv_batch: bool = False
 
 
 class Percpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,6 +135,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     summary: str = ""
     available: Available = "now"
     apply: str = ""  # the command that applies it on a running kernel
+    kernel: Literal["linux", "freebsd-13"] = "linux"  # whose fault path, objects and locks
     hooks: str = ""  # a Python file whose decorated functions decide; see mm/hooks.py
     zero: Zero = Zero()
     fault_ahead: FaultAhead = FaultAhead()
@@ -352,6 +358,24 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         raise bad("zero.scrub", zero.scrub, "with init_on_free every free page is zero already")
     if zero.zero_hot_pages and policy.sched.idle_yield == "at-once":
         raise bad("sched.idle_yield", "at-once", "zeroing just-freed pages ends with the page that is under way")
+    locks = policy.locks
+    if locks.pv_hash_locks < 1:
+        raise bad("locks.pv_hash_locks", locks.pv_hash_locks, "it must be at least 1")
+    if policy.kernel == "linux" and (locks.pv_lists, locks.pv_hash_locks, locks.pv_batch) != ("hashed", 256, False):
+        raise bad("locks.pv_*", (locks.pv_lists, locks.pv_hash_locks, locks.pv_batch), "Linux has no pv lists")
+    if policy.kernel != "linux":
+        for field, value, wanted in (
+            ("superpage.thp", policy.superpage.thp, "never"),
+            ("superpage.mthp_always", policy.superpage.mthp_always, []),
+            ("superpage.mthp_madvise", policy.superpage.mthp_madvise, []),
+            ("fault_ahead.prefault", policy.fault_ahead.prefault, "none"),
+            ("fault_ahead.populate", policy.fault_ahead.populate, False),
+            ("fault_ahead.neighbours", policy.fault_ahead.neighbours, "freebsd"),
+            ("superpage.promote", policy.superpage.promote, "never"),
+            ("hooks", policy.hooks, ""),
+        ):
+            if value != wanted:
+                raise bad(field, value, f"{policy.kernel} has no such mechanism; it must be {wanted!r}")
     ahead = policy.fault_ahead
     if not 0 <= ahead.prefault_max_order <= PMD_ORDER or ahead.prefault_max_pages < 1 or ahead.prefault_min_run < 0:
         raise bad("fault_ahead.prefault_*", ahead, "orders are 0 to 9, pages at least 1, a run at least 0")
