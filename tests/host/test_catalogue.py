@@ -119,6 +119,17 @@ def test_program_knobs_are_variables_and_need_a_recording_of_their_own(root: Pat
     assert populate.opt_in == catalogue.POPULATE_ENV and populate.own_recording
 
 
+def test_the_pool_is_put_into_the_environment_and_made_of_the_plain_recording(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from firsttouch.pool.launch import SITE
+
+    monkeypatch.setenv("PYTHONPATH", "/some/where")
+    setting = meaning(root, "pool")
+    assert setting.env == {"FIRSTTOUCH_POOL": "1", "PYTHONPATH": f"{SITE}:/some/where"}
+    assert setting.policy.userspace.pool_threshold_bytes == 2 << 20 and not setting.own_recording
+
+
 def test_boot_knobs_are_read_only(root: Path) -> None:
     assert meaning(root, "init-on-alloc").refused == ""
     assert meaning(root, "init-on-free").refused == "it takes a reboot with init_on_free=1"

@@ -1,5 +1,6 @@
 """What-if on a trace whose outcomes can be counted by hand (see handmade.py)."""
 
+import dataclasses
 from pathlib import Path
 
 import handmade
@@ -10,8 +11,9 @@ from firsttouch.errors import FirsttouchError
 from firsttouch.host import probe
 from firsttouch.machine import Cost
 from firsttouch.trace import Trace
-from firsttouch.whatif import DEFAULT_POLICIES, whatif
+from firsttouch.whatif import DEFAULT_POLICIES, evaluate, whatif
 from firsttouch.whatif.evaluate import facts_of, full_name, load_policies, present_policy
+from firsttouch.workload.from_trace import from_trace
 
 MIB = 1 << 20
 
@@ -31,6 +33,16 @@ def test_the_base_is_always_there_and_each_policy_once(hand_trace: Path) -> None
 def test_the_default_policies_exist() -> None:
     assert [policy.name for policy in load_policies(None)] == list(DEFAULT_POLICIES)
     assert len(DEFAULT_POLICIES) == 13
+
+
+def test_a_numpy_program_has_a_row_for_the_pool(hand_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Trace(hand_trace) as trace:
+        workload = from_trace(trace)
+    monkeypatch.setattr(evaluate, "DEFAULT_POLICIES", ("linux-6.18",))
+    for numpy_mms, names in (((), ["linux-6.18"]), ((0,), ["linux-6.18", "linux-6.18+pool"])):
+        result = whatif(dataclasses.replace(workload, numpy_mms=numpy_mms), machine=handmade.machine())
+        assert [outcome.policy for outcome in result.outcomes] == names
+        assert {outcome.available for outcome in result.outcomes if "pool" in outcome.policy} <= {"pool"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from firsttouch.workload import (
     EXEC,
     EXIT,
     FORK,
+    HEAP,
     JOIN,
     MAP,
     MOVE,
@@ -118,7 +119,7 @@ def test_pages_and_bounds(make):
 FLAGS = [  # prot, flags, name -> what the model makes of it
     (RW, 2, "//anon", ANON | WRITABLE),
     (RW, 2, "", ANON | WRITABLE),
-    (RW, 2, "[heap]", ANON | WRITABLE),
+    (RW, 2, "[heap]", ANON | WRITABLE | HEAP),
     (RW, 2, "[stack]", ANON | WRITABLE | STACK),
     (RW, 2 | MAP_STACK, "//anon", ANON | WRITABLE | STACK),
     (RW, 2 | MAP_NORESERVE, "//anon", ANON | WRITABLE | NORESERVE),
@@ -152,7 +153,7 @@ def test_a_heap_grows_and_shrinks(make):
     r.unmap(40, A + 2 * P, 6, "brk")
     r.touch(50, A, W)
     w = make(r)
-    heap = ANON | WRITABLE
+    heap = ANON | WRITABLE | HEAP
     assert touches(w) == [(3, W, (0, 4, heap)), (6, W, (0, 8, heap)), (0, W, (0, 2, heap))]
     assert events(w, UNMAP) == [("UNMAP", 2, 8, 0)]
 
@@ -567,3 +568,14 @@ def test_any_trace_at_length(rows, level, wall_ns):
 
 def test_names_of_events_are_complete():
     assert len(NAMES) == EXIT + 1
+
+
+def test_numpy_is_known_by_a_file_it_maps_and_marks_what_is_mapped_after_it(make):
+    r = Rows()
+    r.map(0, A, 8)
+    r.map(10, B, 4, prot=PROT_READ, name="/site-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so")
+    r.map(20, A + 600 * P, 8)
+    r.touch(30, A, W)
+    w = make(r)
+    assert w.numpy_mms == (int(w.threads.mm[0]),)
+    assert w.events.arg[w.events.op == MAP].tolist() == [0, 1]

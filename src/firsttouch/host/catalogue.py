@@ -35,6 +35,7 @@ Scope = Literal["system", "process", "program", "boot"]
 Build = Callable[[HostFacts, Path], "Setting"]
 
 _ROOT = Path("/")
+_POOL_SITE = Path(__file__).parents[1] / "pool" / "site"  # pool.launch.SITE, in a room beside this one
 _THP = "sys/kernel/mm/transparent_hugepage"
 _AROUND = "sys/kernel/debug/fault_around_bytes"
 
@@ -84,6 +85,7 @@ KNOBS = (
     Knob("numpy-no-advice", "NUMPY_MADVISE_HUGEPAGE=0: NumPy does not ask for huge pages", "program", "NumPy"),
     Knob("malloc-thp", "glibc.malloc.hugetlb=1: malloc asks for huge pages", "program", "glibc 2.35"),
     Knob("populate", f"{POPULATE_ENV}=1: MADV_POPULATE_WRITE as memory is mapped", "program", "a program that opts in"),
+    Knob("pool", "FIRSTTOUCH_POOL=1: the pool beneath NumPy, as firsttouch run has it", "program", "NumPy 2"),
     Knob("madv-random", f"{RANDOM_ENV}=1: MADV_RANDOM on mapped files", "program", "a program that opts in"),
     Knob("init-on-alloc", "the allocator zeroes: what init_on_alloc=1 sets", "boot", "that this kernel booted so"),
     Knob("init-on-free", "pages are zeroed as they are freed: init_on_free=1", "boot", "that this kernel booted so"),
@@ -101,6 +103,7 @@ def resolve(name: str, facts: HostFacts, root: Path = _ROOT) -> Setting:
         "numpy-no-advice": lambda facts, root: _program(facts, root, {"NUMPY_MADVISE_HUGEPAGE": "0"}, True),
         "malloc-thp": lambda facts, root: _program(facts, root, {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}, True),
         "populate": lambda facts, root: _opt_in(facts, root, POPULATE_ENV),
+        "pool": _pool,
         "madv-random": lambda facts, root: _opt_in(facts, root, RANDOM_ENV),
         "init-on-alloc": lambda facts, root: _boot(facts, root, "init_on_alloc", ""),
         "init-on-free": lambda facts, root: _boot(facts, root, "init_on_free", "+init-on-free"),
@@ -209,6 +212,14 @@ def _advised_only(facts: HostFacts, root: Path) -> Setting:
 
 def _program(facts: HostFacts, root: Path, env: dict[str, str], own_recording: bool) -> Setting:
     return Setting(name="", policy=_here(facts, root), env=env, own_recording=own_recording)
+
+
+def _pool(facts: HostFacts, root: Path) -> Setting:
+    """What `firsttouch run` puts into a program's environment; the model makes the pool of the plain recording."""
+    now, diff = _here(facts, root), policies.load(f"{BASE}+pool")
+    policy = msgspec.structs.replace(now, name=f"{now.name}+pool", userspace=diff.userspace)
+    paths = [str(_POOL_SITE), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+    return Setting(name="", policy=policy, env={"FIRSTTOUCH_POOL": "1", "PYTHONPATH": os.pathsep.join(paths)})
 
 
 def _opt_in(facts: HostFacts, root: Path, variable: str) -> Setting:

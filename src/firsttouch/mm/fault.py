@@ -85,7 +85,7 @@ from firsttouch.mm.world import (
     World,
 )
 from firsttouch.units import PMD_ORDER, PMD_PAGES
-from firsttouch.workload import ANON, KERNEL, PROTECTION, RACED, RECORDED, SHARED, WRITE
+from firsttouch.workload import ANON, KEPT, KERNEL, PROTECTION, RACED, RECORDED, SHARED, WRITE
 from firsttouch.workload import SHMEM as SHMEM_VMA
 
 ENTER, ALLOC, FILL, AHEAD, INSTALL = range(2, 7)  # stages; the earlier ones are simulate.THINK and simulate.START
@@ -122,7 +122,7 @@ def is_better_mapped(kind: int, state: int) -> bool:
     """Whether a recorded touch needs no fault because the policy mapped its page as the recording kernel had not."""
     if state & NEAR:
         return False
-    return kind & RACED != 0 or state & TOUCHED == 0 or kind & (PROTECTION | WRITE) == PROTECTION | WRITE
+    return kind & (RACED | KEPT) != 0 or state & TOUCHED == 0 or kind & (PROTECTION | WRITE) == PROTECTION | WRITE
 
 
 @inlined

@@ -135,6 +135,7 @@ from firsttouch.workload import (
     YIELD,
     Workload,
 )
+from firsttouch.workload.pooled import pooled
 
 THINK, START = 0, 1  # stages of an event; a touch goes on with those of fault.py
 
@@ -400,6 +401,17 @@ def unmap_range(w: World, cpu: int, mm: int, first: int, last: int) -> int:
 
 
 @state_kernel
+def nr_mapped(w: World, mm: int, first: int, last: int) -> int:
+    """Pages of one region that are mapped."""
+    slot = find_slot(w.pmap, mm, first)
+    nr = 0
+    if slot != NO_SLOT:
+        for entry in range(entry_of(slot, first), entry_of(slot, last - 1) + 1):
+            nr += w.pmap.state[entry] & STATE != NONE
+    return nr
+
+
+@state_kernel
 def unmap_step(w: World, cpu: int, t: int, e: int) -> bool:
     """UNMAP, one region a step. The recording holds what unmapping base pages took: that is credited."""
     pr = w.progress
@@ -407,7 +419,8 @@ def unmap_step(w: World, cpu: int, t: int, e: int) -> bool:
     last = min(end, (first | (PMD_PAGES - 1)) + 1)
     before = w.sched.clock_ns[cpu]
     if first < last:
-        nr_touched = unmap_range(w, cpu, mm, first, last)
+        kept = w.events.arg[e] != 0
+        nr_touched = nr_mapped(w, mm, first, last) if kept else unmap_range(w, cpu, mm, first, last)
         if w.rules.recorded:
             credit(w, t, nr_touched * w.cost.unmap_page)
     if not w.rules.per_vma:  # mmap_lock is held for writing
@@ -562,6 +575,7 @@ def simulate(workload: Workload, machine: Machine, policy: Policy) -> Outcome:
             f"{workload.name} has pages of {workload.page_bytes} bytes, machine {machine.name} of {machine.page_bytes}",
             "choose a machine with the recording's page size: firsttouch machines",
         )
+    workload = pooled(workload, policy.userspace)
     return outcome_of(replay(workload, machine, policy), workload, policy)
 
 

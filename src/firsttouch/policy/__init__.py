@@ -128,6 +128,13 @@ class Sched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     placement: Literal["idle", "pack", "spread"] = "idle"
 
 
+class Userspace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the program does otherwise than it was recorded."""
+
+    # NumPy's arrays from here up lie in memory that a pool beneath it keeps and zeroes ahead (firsttouch run); 0: none
+    pool_threshold_bytes: int = 0
+
+
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the kernel does, section by section; `available` and `apply` say how a user gets it."""
 
@@ -143,6 +150,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     locks: Locks = Locks()
     percpu: Percpu = Percpu()
     sched: Sched = Sched()
+    userspace: Userspace = Userspace()
 
 
 class Preset(msgspec.Struct, frozen=True):

@@ -131,7 +131,7 @@ def whatif(
         A trace, its path, or a workload made by a generator.
     policies
         Names as `firsttouch policies` lists them, or paths of policy files; `+thp` is short for `linux-6.18+thp`.
-        Default: `DEFAULT_POLICIES`.
+        Default: `DEFAULT_POLICIES`, and for a NumPy program the pool beneath NumPy on the kernel as it is set.
     machine
         What things cost. Default: the calibration of this host, measured quickly now if there is none yet.
     progress
@@ -161,6 +161,8 @@ def whatif(
         warnings += [warning] if warning else []
     workload, facts = _workload(source)
     now, is_host = _present(machine, chosen)
+    if policies is None and workload.numpy_mms:
+        chosen.append(_with_pool(now))
     for policy in (now, policies_.load(BASE)):
         if policy.name not in [known.name for known in chosen]:
             chosen.append(policy)
@@ -267,8 +269,18 @@ def _present(machine: Machine, chosen: Sequence[Policy]) -> tuple[Policy, bool]:
             here = present_policy(facts)
             same = [policy for policy in chosen if policy.superpage == here.superpage and policy.zero == here.zero]
             same = [policy for policy in same if policy.fault_ahead == here.fault_ahead and policy.locks == here.locks]
+            same = [policy for policy in same if policy.userspace == here.userspace]
             return (same[0] if same else here), True
     return policies_.load(BASE), False
+
+
+def _with_pool(now: Policy) -> Policy:
+    """The pool beneath NumPy, on a kernel that is set as `now` is."""
+    diff = policies_.load(f"{BASE}+pool")
+    return msgspec.structs.replace(
+        now, name=f"{now.name}+pool", summary=diff.summary, available=diff.available, apply=diff.apply,
+        userspace=diff.userspace,
+    )  # fmt: skip
 
 
 def _simulate(workload: Workload, machine: Machine, chosen: Sequence[Policy], say: Progress) -> list[Outcome]:

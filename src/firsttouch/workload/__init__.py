@@ -11,8 +11,8 @@ does; exec begins a new address space.
 | op | does | columns |
 |---|---|---|
 | TOUCH | access pages `page` to `end`, every `arg`-th (0: each), thinking before each | page, end, arg, kind, vma |
-| MAP | a mapping is made (matters to `populate` only) | page, end, vma |
-| UNMAP | pages lose their mapping: munmap, brk, MADV_DONTNEED | page, end |
+| MAP | a mapping is made, or grows to this; `arg`: NumPy is there to have made it | page, end, arg, vma |
+| UNMAP | pages lose their mapping: munmap, brk, MADV_DONTNEED; or, if `arg`, the program keeps them | page, end, arg |
 | MOVE | mremap: pages go from `page` .. `end` to `arg` | page, end, arg |
 | POPULATE | MADV_POPULATE_WRITE by the program itself | page, end, vma |
 | FORK | thread `arg` begins; its address space copies this one's if it is another | arg |
@@ -43,6 +43,7 @@ TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, E
 WRITE = 1
 KERNEL = 4
 PROTECTION = 8
+KEPT = 32  # of memory that the program's own allocator keeps: no fault where a touch before it mapped the page
 RACED = 64  # another thread's fault on the page was still under way: the trap found the page mapped
 RECORDED = 128  # seen as a fault: under the recording's own conditions the page was not mapped for this access
 
@@ -57,6 +58,7 @@ NORESERVE = 64
 SHMEM = 128  # shared memory: first touch allocates a zeroed page
 RANDOM = 256  # MADV_RANDOM
 SEQUENTIAL = 512  # MADV_SEQUENTIAL
+HEAP = 1024  # what brk moves the end of
 
 NO_CACHE_PAGE = np.iinfo(np.int32).min  # of Vmas.cache_page
 
@@ -114,6 +116,7 @@ class Workload:
     recorded_level: str = ""  # "basic" or "full": events are a recording, and gaps hold its kernel time; "": generated
     user_ns: int = 0  # of the recorded program, by getrusage
     system_ns: int = 0  # the same
+    numpy_mms: tuple[int, ...] = ()  # address spaces that have NumPy in them
     lines_touched: int = 64  # cache lines of a page that its user goes on to touch
     facts: dict[str, Any] = field(default_factory=dict)  # for reports: touches, fault mix, what was inferred
 

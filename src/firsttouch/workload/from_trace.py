@@ -34,6 +34,7 @@ from firsttouch.workload import (
     EXEC,
     EXIT,
     FORK,
+    HEAP,
     JOIN,
     MAP,
     MOVE,
@@ -66,6 +67,7 @@ MADV_DONTNEED, MADV_DONTNEED_LOCKED, MADV_POPULATE_READ, MADV_POPULATE_WRITE = 4
 RACE_NS = 20_000  # two threads that fault on one page this close together were in the kernel at the same time
 WAKE_UP_NS = 2_000_000  # from being woken to running, on a busy machine
 STACK_GROWTH_BYTES = 8 << 20  # a touch this far below a stack grows it
+NUMPY = "/_multiarray_umath."  # part of the name of the file that NumPy's arrays are made by
 POPULATABLE_BYTES = 64 << 30  # larger mappings are reservations that nobody would populate
 
 KEPT_KIND_BITS = schema.WRITE | schema.KERNEL | schema.PROTECTION
@@ -133,6 +135,7 @@ class _Walk:
         self.touch_thread = np.zeros(self.nr, np.int32)
         self.touch_mm = np.zeros(self.nr, np.int32)
         self.inferred: Counter[str] = Counter()
+        self.numpy_mms: set[int] = set()
         self.made: list[tuple[int, int, _Space, int, int]] = []  # without root: anonymous mappings, as they were made
         self._by_pid = _group(self.touch["pid"])
         self._by_tid = _group(self.touch["tid"])
@@ -177,6 +180,8 @@ class _Walk:
             self.catch_up(parent_pid, t_ns)
             old = self.space(parent_pid, t_ns)
             self.space_of_pid[pid] = self._new_space(pid, old.family, old.vmas.copy(), t_ns)
+            if old.mm in self.numpy_mms:
+                self.numpy_mms.add(self.space_of_pid[pid].mm)
         child = self._new_thread(tid, pid, self.space(pid, t_ns).mm, parent, t_ns)
         self.calls.add(t_ns, parent, FORK, arg=child)
 
@@ -276,6 +281,8 @@ class _Walk:
         if self.basic:
             self._infer_unmap(t_ns, pid, space, start, end, prot, name)
         space.vmas.map(start, end, map_id, prot, flags, name)
+        if NUMPY in name:
+            self.numpy_mms.add(space.mm)
         vma = space.vmas.vmas[int(space.vmas.find(np.array([start], np.uint64))[0])]
         if _vma_flags(vma) & (ANON | WRITABLE) == ANON | WRITABLE and end - start <= POPULATABLE_BYTES:
             self.ranges[space.family].append((start, end))
@@ -286,6 +293,7 @@ class _Walk:
                 vma=self.row(space.family, vma),
                 start=start,
                 end=end,
+                arg=int(space.mm in self.numpy_mms),
                 mm=space.mm,
             )
 
@@ -511,6 +519,7 @@ def _build(
         recorded_level=str(trace.meta["level"] or "basic"),
         user_ns=int(trace.meta["user_ns"] or 0),
         system_ns=int(trace.meta["system_ns"] or 0),
+        numpy_mms=tuple(sorted(walk.numpy_mms)),
         facts=facts,
     )
 
@@ -629,6 +638,7 @@ def _vma_flags(vma: Vma) -> int:
         | (STACK if vma.name == "[stack]" or vma.flags & MAP_STACK else 0)
         | (NORESERVE if vma.flags & MAP_NORESERVE else 0)
         | (SHMEM if vma.is_shmem else 0)
+        | (HEAP if vma.name == "[heap]" else 0)
         | (ADVISED if vma.advice == MADV_HUGEPAGE else 0)
         | (NOHUGE if vma.advice == MADV_NOHUGEPAGE else 0)
     )

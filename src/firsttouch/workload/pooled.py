@@ -1,0 +1,139 @@
+"""What a NumPy program does to memory when a pool beneath NumPy keeps it: a recorded workload, made another.
+
+The pool (`firsttouch.pool`) is no part of a kernel. It changes what the program asks for: large arrays get memory that
+stays mapped when they die, and that was zeroed before it is asked for again. So under a policy that has it, in each
+address space that has NumPy in it,
+
+- a range of ordinary memory of the pool's threshold or more that the program gives back stays mapped, whether it was a
+  mapping of its own or the end of the heap;
+- touches of it fault only where no touch before mapped their page;
+- it is advised to have superpages, and ends where superpages do.
+
+Addresses stay as the C library chose them. Everything else is as it was recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firsttouch.units import PMD_PAGES
+from firsttouch.workload import (
+    ADVISED,
+    ANON,
+    EXEC,
+    HEAP,
+    KEPT,
+    MAP,
+    NO_CACHE_PAGE,
+    NORESERVE,
+    PROTECTION,
+    SHARED,
+    SHMEM,
+    STACK,
+    TOUCH,
+    UNMAP,
+    WRITABLE,
+    Vmas,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from firsttouch.policy import Userspace
+
+_ORDINARY = ANON | WRITABLE | SHARED | SHMEM | STACK | NORESERVE  # ... and only the first two of them set
+
+
+def pooled(workload: Workload, userspace: Userspace) -> Workload:
+    """The workload with the pool; as it is where the policy has none, or no part of the program has NumPy."""
+    if not userspace.pool_threshold_bytes or not workload.numpy_mms:
+        return workload
+    events, vmas = workload.events, workload.vmas
+    least_pages = -(-userspace.pool_threshold_bytes // workload.page_bytes)
+    mm = _address_spaces(workload)
+    flags = vmas.flags[events.vma]
+    ordinary = flags & _ORDINARY == ANON | WRITABLE
+    kind, vma, arg = events.kind.copy(), events.vma.copy(), events.arg.copy()
+    starts, ends, rows = list(vmas.start), list(vmas.end), list(vmas.flags)
+    for number in workload.numpy_mms:
+        mine = mm == number
+        heap = np.unique(events.vma[mine & (events.op == TOUCH) & ordinary & (flags & HEAP != 0)])
+        made = _made(
+            workload, np.flatnonzero(mine & ((events.op == MAP) & ordinary | (events.op == UNMAP))), least_pages
+        )
+        within = _merged(np.append(made[:, 0], vmas.start[heap]), np.append(made[:, 1], vmas.end[heap]))
+        unmaps = mine & (events.op == UNMAP) & (events.end - events.page >= least_pages)
+        unmaps[unmaps] = _holds(within, events.page[unmaps], events.end[unmaps])
+        arg[unmaps] = 1
+        first, end = _merged(np.append(made[:, 0], events.page[unmaps]), np.append(made[:, 1], events.end[unmaps]))
+        touches = np.flatnonzero(mine & (events.op == TOUCH) & ordinary)
+        touches = touches[_holds((first, end), events.page[touches], events.end[touches])]
+        vma[touches] = len(rows) + np.searchsorted(first, events.page[touches], side="right") - 1
+        kind[touches] = kind[touches] & ~np.uint8(PROTECTION) | KEPT  # what stays mapped is writable
+        starts += list(first // PMD_PAGES * PMD_PAGES)
+        ends += list(-(-end // PMD_PAGES) * PMD_PAGES)
+        rows += [ANON | WRITABLE | ADVISED] * len(first)
+    caches = np.concatenate([vmas.cache_page, np.full(len(rows) - len(vmas.flags), NO_CACHE_PAGE, np.int64)])
+    table = Vmas(np.array(starts, np.int64), np.array(ends, np.int64), np.array(rows, np.int32), caches)
+    return replace(workload, events=events._replace(kind=kind, vma=vma, arg=arg), vmas=table)
+
+
+def _address_spaces(workload: Workload) -> NDArray[np.int64]:
+    """[event] the address space that its thread is in."""
+    events, threads = workload.events, workload.threads
+    mm = np.zeros(len(events.op), np.int64)
+    for first, end, begins_in in zip(threads.first, threads.end, threads.mm, strict=True):
+        mm[first:end] = begins_in
+        for at in first + np.flatnonzero(events.op[first:end] == EXEC):
+            mm[at + 1 : end] = events.arg[at]
+    return mm
+
+
+def _made(workload: Workload, order: NDArray[np.int64], least_pages: int) -> NDArray[np.int64]:
+    """[n, 2] the ranges of `least_pages` or more that NumPy mapped, from the MAP and UNMAP events of one address space.
+
+    A kernel joins a new mapping with its neighbours and tells of the whole; here only what is new of it counts.
+    """
+    events, flags = workload.events, workload.vmas.flags
+    mapped: list[tuple[int, int]] = []
+    made: list[tuple[int, int]] = []
+    for e in order:
+        start, end = int(events.page[e]), int(events.end[e])
+        apart = [(a, b) for a, b in mapped if b <= start or end <= a]
+        if events.op[e] == MAP:
+            new_start, new_end = start, end
+            for a, b in sorted(mapped):
+                new_start = b if a <= new_start < b else new_start
+            for a, b in sorted(mapped, reverse=True):
+                new_end = a if a < new_end <= b else new_end
+            if events.arg[e] and not flags[events.vma[e]] & HEAP and new_end - new_start >= least_pages:
+                made.append((new_start, new_end))
+            mapped = [*apart, (start, end)]
+        else:
+            cut = [each for a, b in mapped if b > start and end > a for each in ((a, start), (end, b))]
+            mapped = apart + [(a, b) for a, b in cut if a < b]
+    return np.array(made, np.int64).reshape(-1, 2)
+
+
+def _merged(start: NDArray[np.int64], end: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The union of ranges, as ranges that neither overlap nor touch, in order."""
+    order = np.argsort(start, kind="stable")
+    start, upto = start[order], np.maximum.accumulate(end[order])
+    fresh = np.ones(len(start), bool)
+    fresh[1:] = start[1:] > upto[:-1]
+    last = np.flatnonzero(np.append(fresh[1:], True))[: int(fresh.sum())]
+    return start[fresh], upto[last]
+
+
+def _holds(
+    ranges: tuple[NDArray[np.int64], NDArray[np.int64]], start: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which of [start, end) are within one of the ranges."""
+    first, upto = ranges
+    at = np.searchsorted(first, start, side="right") - 1
+    inside = at >= 0
+    inside[inside] = end[inside] <= upto[at[inside]]
+    return inside
