@@ -14,6 +14,7 @@ from firsttouch.workload.generators import GENERATORS, Build, Program, server, s
 from firsttouch.workload.generators.server import _sizes
 
 SMALL = {
+    "ageing": (GENERATORS["ageing"], {"nr_pages": 3000, "days": 3, "long_ratio": 0.01, "life_days": 2}),
     "build": (
         GENERATORS["build"],
         {

@@ -22,6 +22,7 @@ from firsttouch._packed import packed
 from firsttouch.errors import FirsttouchError
 from firsttouch.machine import Machine
 from firsttouch.mm.buddy import NO_PFN
+from firsttouch.mm.counting import BEGIN, begin_counting, end_counting, thread_times
 from firsttouch.mm.daemon import land, next_daemon_ns, scrub_in_idle_time, scrub_step
 from firsttouch.mm.fault import (
     advance,
@@ -85,6 +86,8 @@ from firsttouch.mm.sched import (
 from firsttouch.mm.superpage import choose_order, next_order
 from firsttouch.mm.tablecache import NR_TABLE_HITS, NR_TABLE_PAGES
 from firsttouch.mm.world import (
+    BEGUN_NS,
+    BEGUN_PAGES,
     COLD_NS,
     COPIED_BYTES,
     CREDIT_NS,
@@ -98,6 +101,7 @@ from firsttouch.mm.world import (
     NR_SUPPLY,
     NR_SUPPLY_POINTS,
     OUT_OF_MEMORY,
+    PAUSED,
     PEAK_MMS,
     POPULATED_PAGES,
     SCRUB_NS,
@@ -119,6 +123,7 @@ from firsttouch.workload import (
     FORK,
     JOIN,
     MAP,
+    MEASURE,
     MOVE,
     NORESERVE,
     POPULATE,
@@ -145,15 +150,16 @@ SUPPLY_FIRST_STEP_NS = 1_000_000
 
 @state_kernel
 def run(w: World) -> None:
-    """Replay all events."""
+    """Replay all events, or go on after a MEASURE, at which it stops."""
     s = w.sched
-    for t in range(len(s.state)):
-        next_event(w, t, s.next_event[t])
-        if w.threads.parent[t] < 0:
-            join_mm(w, int(w.threads.mm[t]))
-            add_timer(s, t, w.threads.start_ns[t])
-    w.total[SUPPLY_STEP_NS] = SUPPLY_FIRST_STEP_NS
-    while w.total[OUT_OF_MEMORY] == 0 and w.pmap.counts[SLOTS_FULL] == 0:
+    if w.total[SUPPLY_STEP_NS] == 0:
+        for t in range(len(s.state)):
+            next_event(w, t, s.next_event[t])
+            if w.threads.parent[t] < 0:
+                join_mm(w, int(w.threads.mm[t]))
+                add_timer(s, t, w.threads.start_ns[t])
+        w.total[SUPPLY_STEP_NS] = SUPPLY_FIRST_STEP_NS
+    while w.total[OUT_OF_MEMORY] + w.total[PAUSED] + w.pmap.counts[SLOTS_FULL] == 0:
         cpu, first_ns, second_ns = earliest(s)
         timer_ns = s.timer_ns[0] if s.counts[NR_TIMERS] else NEVER_NS
         if w.rules.scrub and min(first_ns, timer_ns) != NEVER_NS:
@@ -243,7 +249,7 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
                     next_event(w, t, e + 1)
             if w.total[OUT_OF_MEMORY] or w.pmap.counts[SLOTS_FULL]:
                 return
-        elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE):
+        elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE, MEASURE):
             return  # another CPU may have come to life, with a clock that is now the limit
         if w.parts.touch != 0 and w.vmlocks.granted[0] != 0:
             w.vmlocks.granted[0] = 0
@@ -314,6 +320,11 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
         advance(w, cpu, w.events.page[e])
         done(w, t, e)
     elif op == YIELD:
+        done(w, t, e)
+    elif op == MEASURE:
+        w.total[PAUSED] = 1 + w.events.arg[e]
+        if w.total[PAUSED] == BEGIN:
+            w.total[BEGUN_NS] = s.clock_ns[cpu]
         done(w, t, e)
     elif op == FORK:
         fork(w, cpu, t, w.events.arg[e])
@@ -589,6 +600,16 @@ def replay(workload: Workload, machine: Machine, policy: Policy) -> World:
     while True:
         world = with_parts(make_world(workload, machine, policy, max(1, nr_slots)), policy)
         run(packed(world))
+        counted = None
+        while world.total[PAUSED]:
+            if world.total[PAUSED] == BEGIN:
+                begin_counting(world)
+            else:
+                counted = thread_times(world)
+            world.total[PAUSED] = 0
+            run(packed(world))
+        if counted is not None:
+            end_counting(world, counted)
         if not world.pmap.counts[SLOTS_FULL]:
             blame(policy.hooks, world.answers)
             return world
@@ -618,9 +639,9 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         fault_ns=total[FAULT_NS],
         user_ns=user_ns,
         system_ns=system_ns,
-        wall_ns=total[WALL_NS],
+        wall_ns=max(0, total[WALL_NS] - total[BEGUN_NS]),
         background_ns=total[SCRUB_NS],
-        peak_bytes=int(w.pmap.counts[PEAK_PAGES]) * page_bytes,
+        peak_bytes=(int(w.pmap.counts[PEAK_PAGES]) - total[BEGUN_PAGES]) * page_bytes,
         untouched_bytes=(int(w.pmap.counts[UNTOUCHED_PAGES]) + mapped_untouched) * page_bytes,
         zeroed_hits=total[HITS],
         zeroed_misses=total[MISSES],
@@ -643,7 +664,7 @@ def outcome_of(w: World, workload: Workload, policy: Policy) -> Outcome:
         out_of_memory=bool(total[OUT_OF_MEMORY]),
         table_pages=int(w.tablecache.counts[NR_TABLE_PAGES]),
         table_pages_cached=int(w.tablecache.counts[NR_TABLE_HITS]),
-        supply=[(int(t), int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],
+        supply=[(int(t) - total[BEGUN_NS], int(nr_bytes)) for t, nr_bytes in w.supply[: total[NR_SUPPLY]]],
         locks=locks,
     )
 

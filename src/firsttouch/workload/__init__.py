@@ -19,6 +19,7 @@ does; exec begins a new address space.
 | EXEC | this thread goes on in address space `arg`, which is empty | arg |
 | SLEEP | wait for `page` nanoseconds: for I/O, which counts for the load, if `arg`; else a timer | page, arg |
 | SYSCALL | `page` nanoseconds of kernel time that no policy changes: exec, open, read, write | page |
+| MEASURE | what is counted begins here (or ends, if `arg`): the rest only brings memory into a state | arg |
 | YIELD | nothing: the recorded thread waited for a CPU here, which in the model the scheduler decides | |
 | JOIN | wait until thread `arg` has ended | arg |
 | WAIT | wait for a WAKE, unless one has come already | |
@@ -37,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT, SYSCALL = range(14)
+TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT, SYSCALL, MEASURE = range(15)
 
 # Event kinds: bits. The first are those of trace.schema.
 WRITE = 1

@@ -7,6 +7,7 @@ machine it will run on, and has defaults for everything but pft's bytes.
 from collections.abc import Callable
 
 from firsttouch.workload import Workload
+from firsttouch.workload.generators.ageing import aged, ageing
 from firsttouch.workload.generators.build import BUILDS, Build, Program, build
 from firsttouch.workload.generators.pft import PftRow, PftTest, pft, pft_row
 from firsttouch.workload.generators.server import server
@@ -14,6 +15,7 @@ from firsttouch.workload.generators.sparse import sparse
 from firsttouch.workload.generators.storm import storm
 
 GENERATORS: dict[str, Callable[..., Workload]] = {
+    "ageing": ageing,
     "build": build,
     "pft": pft,
     "server": server,
@@ -28,6 +30,8 @@ __all__ = [
     "PftRow",
     "PftTest",
     "Program",
+    "aged",
+    "ageing",
     "build",
     "pft",
     "pft_row",

@@ -25,6 +25,7 @@ from firsttouch.workload import (
     FORK,
     JOIN,
     MAP,
+    MEASURE,
     NO_CACHE_PAGE,
     SLEEP,
     SYSCALL,
@@ -109,6 +110,10 @@ class Builder:
     def syscall(self, thread: int, ns: int, think_ns: int = 0) -> None:
         """So much kernel time."""
         self._add(thread, SYSCALL, page=ns, think_ns=think_ns)
+
+    def measure(self, thread: int, *, end: bool = False) -> None:
+        """What is counted begins here, or ends."""
+        self._add(thread, MEASURE, arg=int(end))
 
     def wait(self, thread: int) -> None:
         """Wait to be woken, unless that has happened already."""
