@@ -4,12 +4,15 @@
 and every page is unmapped again; touches a second where pages are mapped already.
 """
 
+from dataclasses import replace
+
 import msgspec
+import numpy as np
 import pytest
 
 from firsttouch import machine, policy
 from firsttouch.mm.simulate import simulate
-from firsttouch.workload import Workload
+from firsttouch.workload import RECORDED, TOUCH, Workload
 from firsttouch.workload.generators import pft
 from firsttouch.workload.generators.builder import Builder
 
@@ -46,6 +49,21 @@ def test_one_thread(benchmark, name: str) -> None:
 
 def test_one_thread_touching_mapped_pages(benchmark) -> None:
     run(benchmark, touches(GIB, 15), HERE, "linux-6.18", 16 * GIB // PAGE_BYTES)
+
+
+def recording(nr_pages: int) -> Workload:
+    """A recording of one thread: one event for each page, in order."""
+    b = Builder("recording", PAGE_BYTES)
+    root, vma = b.thread(b.space(nr_pages)), b.mapping(0, nr_pages)
+    for page in range(nr_pages):
+        b.touch(root, vma, page, page + 1)
+    workload = b.workload()
+    kind = np.where(workload.events.op == TOUCH, workload.events.kind | RECORDED, workload.events.kind)
+    return replace(workload, events=workload.events._replace(kind=kind.astype(np.uint8)), recorded_level="basic")
+
+
+def test_one_thread_of_a_recording(benchmark) -> None:
+    run(benchmark, recording(500_000), HERE, "linux-6.18", 500_000)
 
 
 @pytest.mark.parametrize("name", ["linux-6.18", "linux-6.18+prezero-4k", "linux-2.6.10"])

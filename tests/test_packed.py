@@ -1,5 +1,8 @@
 """A state as one pointer: kernels read all that the tuple holds, and what they write is seen in it."""
 
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -114,3 +117,43 @@ def test_an_empty_array_and_two_layouts_of_one_class():
     assert length(packed(Inner(np.zeros(0, np.int64), False, 0))) == 0
     assert length(packed(Inner(np.zeros(3, np.int32), False, 0))) == 3
     assert length(packed(Inner(np.zeros((4, 2), np.uint8), False, 0))) == 4
+
+
+OUTSIDE = """
+from typing import NamedTuple
+import numpy as np
+from firsttouch._jit import state_kernel
+from firsttouch._packed import packed
+
+class State(NamedTuple):
+    flat: np.ndarray
+    table: np.ndarray
+
+@state_kernel
+def read(s, i, j):
+    return s.flat[i] + s.table[i, j]
+
+@state_kernel
+def write(s, i, j):
+    s.table[i, j] = s.flat[i]
+
+state = packed(State(np.arange(3), np.arange(6).reshape(3, 2)))
+assert read(state, 2, 1) == 2 + 5
+write(state, 0, 1)
+for i, j in ((-1, 0), (3, 0), (0, 2), (0, -1)):
+    for kernel in (read, write):
+        try:
+            kernel(state, i, j)
+        except IndexError:
+            continue
+        raise SystemExit(f"{i}, {j} is inside")
+"""
+
+
+@pytest.mark.skipif(not JIT, reason="plain Python lets -1 be the last")
+def test_with_bounds_checks_an_index_is_neither_negative_nor_past_the_end(tmp_path):
+    program = tmp_path / "outside.py"
+    program.write_text(OUTSIDE)
+    environment = {**os.environ, "FIRSTTOUCH_BOUNDSCHECK": "1"}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr

@@ -5,16 +5,21 @@ compiling it takes most of a minute. `packed(state)` describes a NamedTuple of a
 in one block of memory, laid out by `_layout.py`; inside a kernel `state.part.array[i]` reads as before, and passing
 `state` or `state.part` costs one word. The arrays themselves stay where they are, so what a kernel writes is seen in
 the tuple. With the JIT off `packed(state)` is `state`.
+
+**Indices are not negative.** Numba lets -1 mean the last element, which costs every access a test and a load of the
+length. The arrays of a packed state do without: an index is an offset, as in C. With bounds checks on, a negative index
+is an IndexError like one past the end.
 """
 
 from __future__ import annotations
 
+import operator
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from firsttouch._jit import JIT
+from firsttouch._jit import BOUNDSCHECK, JIT
 from firsttouch._layout import Field, lay_out
 
 
@@ -37,6 +42,49 @@ if JIT:
     from_dtype: Any = import_module("numba.np.numpy_support").from_dtype
 
     _WORD = ir.IntType(64)
+
+    class StateArray(types.Array):  # type: ignore[misc]
+        """A C-contiguous array of a packed state, whose indices are not negative."""
+
+    extending.register_model(StateArray)(extending.models.ArrayModel)
+
+    def _place(context: Any, builder: Any, kind: Any, value: Any, index_type: Any, index: Any) -> Any:
+        """Where an element is; None if `index` does not name a single one."""
+        many = isinstance(index_type, types.BaseTuple)
+        index_types = list(index_type) if many else [index_type]
+        if len(index_types) != kind.ndim or not all(isinstance(each, types.Integer) for each in index_types):
+            return None
+        indices = cgutils.unpack_tuple(builder, index, kind.ndim) if many else [index]
+        array = arrayobj.make_array(kind)(context, builder, value)
+        lengths = cgutils.unpack_tuple(builder, array.shape, kind.ndim)
+        offset = ir.Constant(_WORD, 0)
+        for number, number_type, length in zip(indices, index_types, lengths, strict=True):
+            at = context.cast(builder, number, number_type, types.intp)
+            if BOUNDSCHECK:
+                with builder.if_then(builder.icmp_unsigned(">=", at, length), likely=False):
+                    context.call_conv.return_user_exc(builder, IndexError, ("index is out of bounds",))
+            offset = builder.add(builder.mul(offset, length), at)
+        return builder.gep(array.data, [offset])
+
+    @extending.lower_builtin(operator.getitem, StateArray, types.Integer)  # type: ignore[untyped-decorator]
+    @extending.lower_builtin(operator.getitem, StateArray, types.BaseTuple)  # type: ignore[untyped-decorator]
+    def _get_item(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, index_type = signature.args
+        place = _place(context, builder, kind, arguments[0], index_type, arguments[1])
+        if place is None:
+            raise NotImplementedError(f"{kind}[{index_type}]: arrays of a packed state are read one element at a time")
+        return arrayobj.load_item(context, builder, kind, place)
+
+    @extending.lower_builtin(operator.setitem, StateArray, types.Integer, types.Any)  # type: ignore[untyped-decorator]
+    @extending.lower_builtin(operator.setitem, StateArray, types.BaseTuple, types.Any)  # type: ignore[untyped-decorator]
+    def _set_item(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, index_type, value_type = signature.args
+        place = _place(context, builder, kind, arguments[0], index_type, arguments[1])
+        if place is None:
+            raise NotImplementedError(f"{kind}[{index_type}]: elements of a packed state are written one at a time")
+        value = context.cast(builder, arguments[2], value_type, kind.dtype)
+        arrayobj.store_item(context, builder, kind, value, place)
+        return context.get_dummy_value()
 
     class PackedType(types.Type):  # type: ignore[misc]
         """The layout of one NamedTuple: for each field its Numba type and its first word, counted from the start."""
@@ -101,7 +149,7 @@ if JIT:
             elif field.kind in ("int", "bool"):
                 kind = types.int64 if field.kind == "int" else types.boolean
             else:
-                kind = types.Array(from_dtype(np.dtype(field.kind)), field.ndim, "C")
+                kind = StateArray(from_dtype(np.dtype(field.kind)), field.ndim, "C")
             kinds.append((field.name, kind, field.at))
         return PackedType(name, tuple(kinds))
 

@@ -183,7 +183,7 @@ def touch(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
     return True
 
 
-@state_kernel
+@inlined
 def enter(w: World, cpu: int, t: int, e: int, mm: int, slot: int, entry: int) -> bool:
     """ENTER: serve the touch if the page is mapped for it (return False), else trap and decide what the fault needs."""
     pm, pr = w.pmap, w.progress
@@ -488,7 +488,7 @@ def map_next(w: World, cpu: int, t: int, mm: int) -> None:
     map_block(pm, mm, slot, entry, pfn, 0, ANON_RW | coldness(w, 0, z))
 
 
-@state_kernel
+@inlined
 def install(w: World, cpu: int, t: int, e: int, mm: int) -> None:
     """INSTALL: map what the fault prepared, under the page table's lock, and let the program have its page."""
     pm, pr = w.pmap, w.progress
@@ -624,7 +624,9 @@ def latency_bin(ns: int) -> int:
     """The 1/8-octave bin of a latency: 8 * floor(log2) plus the next three bits."""
     if ns < 8:
         return max(0, ns)
-    octave = 3
-    while ns >> (octave + 1):
-        octave += 1
+    octave, rest = 0, ns
+    for half in (32, 16, 8, 4, 2, 1):
+        if rest >> half:
+            rest >>= half
+            octave += half
     return min(NR_BINS - 1, octave * 8 + (ns >> (octave - 3)) - 8)
