@@ -18,6 +18,7 @@ from firsttouch.mm.vmlocks import (
     READ,
     WRITE,
     check,
+    count_anew,
     make_vmlocks,
     release,
     take,
@@ -118,6 +119,19 @@ def test_readers_share_and_a_writer_waits_for_all_of_them():
     assert locks.clock(3) == 700
     locks.release(3, MAP, 0)
     assert locks.v.hold_ns[MAP] == 300 + 305 + 90 + 0
+    assert check(locks.v, locks.s) == []
+
+
+def test_counting_anew_keeps_what_is_open():
+    """A writes and B reads from 0 on; counting begins at 100; A leaves at 130, B at 170."""
+    locks = Locks()
+    locks.take(0, OBJECT, 0, WRITE)
+    locks.take(1, OBJECT, 1, READ)
+    count_anew(locks.v, 100)
+    locks.release(0, OBJECT, 0, at_ns=130)
+    locks.release(1, OBJECT, 1, at_ns=170)
+    assert locks.v.hold_ns[OBJECT] == 30 + 70
+    assert locks.v.nr_acquired.sum() == 0
     assert check(locks.v, locks.s) == []
 
 

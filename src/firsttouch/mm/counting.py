@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from firsttouch.mm.pmap import MAPPED_PAGES, PEAK_PAGES, UNTOUCHED_PAGES
 from firsttouch.mm.sched import LATENCY_NS, QUEUED_NS
+from firsttouch.mm.vmlocks import count_anew
 from firsttouch.mm.world import (
     BEGUN_NS,
     BEGUN_PAGES,
@@ -32,16 +33,15 @@ KEPT = (OUT_OF_MEMORY, SUPPLY_STEP_NS, BEGUN_NS, LIVE_MMS)
 def begin_counting(w: World) -> None:
     """Set all counters of a paused world to nothing; it may run on."""
     kept = [int(w.total[i]) for i in KEPT]
-    locks, more_locks = w.locks, w.vmlocks
+    locks = w.locks
     for counters in (
         w.total, w.served, w.latency, w.max_latency_ns, w.supply, w.promotion.counts, w.tablecache.counts,
         w.scrub.nr_wakeups, w.scrub.nr_blocks, w.scrub.zeroed_bytes, w.answers.bounded,
         locks.wait_ns, locks.max_wait_ns, locks.hold_ns, locks.nr_acquired,
-        more_locks.wait_ns, more_locks.max_wait_ns, more_locks.hold_ns, more_locks.nr_acquired,
-        more_locks.nr_waited, more_locks.charged_ns,
     ):  # fmt: skip
         counters[...] = 0
     w.total[list(KEPT)] = kept
+    count_anew(w.vmlocks, int(w.total[BEGUN_NS]))
     w.total[PEAK_MMS] = w.total[LIVE_MMS]
     w.total[BEGUN_PAGES] = w.pmap.counts[PEAK_PAGES] = w.pmap.counts[MAPPED_PAGES]
     w.pmap.counts[UNTOUCHED_PAGES] = 0

@@ -7,18 +7,7 @@ from typing import Any
 import numpy as np
 
 from firsttouch._packed import packed
-from firsttouch.mm import (
-    fault,
-    freebsd,
-    khugepaged,
-    locks,
-    neighbours,
-    tablepages,
-    userscrub,
-    vmfault,
-    vmlocks,
-    vmspace,
-)
+from firsttouch.mm import freebsd, khugepaged, locks, neighbours, tablepages, userscrub, vmfault, vmlocks, vmspace
 from firsttouch.mm.hooks import Hooks
 from firsttouch.mm.outcome import LockUse
 from firsttouch.mm.parts import NO_PARTS, Part
@@ -32,7 +21,7 @@ from firsttouch.workload import ANON
 
 def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
     """The parts of `policy` and of a user's functions, by their places in `World.parts`."""
-    parts: dict[str, Part] = {"touch": fault.touch}
+    parts: dict[str, Part] = {}
     if policy.percpu.rules == "page-queues":
         parts |= {"take_block": freebsd.take_block, "free_folio": freebsd.free_folio}
     if policy.zero.scrub == "pagezero":
@@ -58,9 +47,11 @@ def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
     return parts
 
 
-def with_parts(world: World, policy: Policy, other_event: Part) -> World:
-    """`world` with the parts of `policy`, and that of the event loop, compiled and in their places."""
-    parts = parts_of(policy, world.hooks) | {"other_event": other_event}
+def with_parts(world: World, policy: Policy) -> World:
+    """`world` with the parts of `policy` compiled and in their places."""
+    parts = parts_of(policy, world.hooks)
+    if not parts:
+        return world
     layout = packed(world)
     return world._replace(parts=NO_PARTS._replace(**{place: part.place(layout) for place, part in parts.items()}))
 

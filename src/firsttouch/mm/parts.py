@@ -88,8 +88,7 @@ class Parts(NamedTuple):
     fork_tables: Any  # in place of pmap.fork_tables
     table_needed: Any  # in a fault, before its page table is looked at
     table_freed: Any  # at the end of an address space, for each of its page tables
-    touch: Any  # one touch, by the kernel's own fault: cpu, thread, event, limit_ns; whether it is done
-    other_event: Any  # simulate.other_event: the same
+    touch: Any  # in place of fault.touch: cpu, thread, event, limit_ns
     event: Any  # in place of simulate's MAP, POPULATE, UNMAP, MOVE, of copying at FORK, of teardown: the same
 
 

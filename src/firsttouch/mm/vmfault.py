@@ -10,17 +10,20 @@ that.
   LOCK_FIRST   ask for the first object, to read
   LOOK_FIRST   look; if the page must be made, become the writer, or let go and ask to be
   LOOK_AGAIN   the writer: what the fault needs
-  ALLOC        a page
+  ALLOC        a page: of the region's reservation, if the policy has such
+  PARTPOP      the reservation's place in the queue has changed: ask for the lock of that
   FILL         zero it
   LOCK_SECOND  ask for the object behind, then let go of the first
   LOOK_SECOND  look; let go of it if the page is to be copied
   COPY         copy
   UNLOCK       nothing of an object is held any more
-  CHUNK        if the address space's chunks are full: make one, ask for the list of chunks
+  CHUNK        break up a superpage that is in the way; if the address space's chunks are full, make one, and ask for
+               the list of chunks
   NEW_CHUNK    it is on the list
   OLD_LIST     the page that the copy replaces leaves its list: ask for that one's lock
   LIST         ask for the lock of the page's list
-  ENTER        the page is on its list and in the page table
+  ENTER        the page is on its list and in the page table; perhaps its region becomes a superpage
+  PROMOTED     it has: give up chunks
   AHEAD        of a file's page: the next cached neighbour, until there is none any more
   AHEAD_CHUNK  as NEW_CHUNK
   AHEAD_ENTER  as ENTER
@@ -36,7 +39,7 @@ September 2019; where it does not: docs/deviations.md, "vmfault".
 """
 
 from firsttouch._jit import inlined, state_kernel
-from firsttouch.mm.buddy import NO_PFN
+from firsttouch.mm.buddy import NO_PFN, UNZEROED, zone_of
 from firsttouch.mm.fault import (
     advance,
     coldness,
@@ -55,6 +58,7 @@ from firsttouch.mm.fault import (
     zero_block,
 )
 from firsttouch.mm.faultahead import around_window
+from firsttouch.mm.locks import ZONE, acquire
 from firsttouch.mm.neighbours import advice_of
 from firsttouch.mm.parts import part
 from firsttouch.mm.pmap import (
@@ -69,6 +73,7 @@ from firsttouch.mm.pmap import (
     SHMEM,
     SLOTS_FULL,
     STATE,
+    WRITTEN,
     clear_entry,
     find_slot,
     map_block,
@@ -76,8 +81,23 @@ from firsttouch.mm.pmap import (
     need_slot,
 )
 from firsttouch.mm.pv import NO_CHUNK, add_chunk, add_entry, frame_of, free_chunk, needs_chunk, remove_entry
-from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PV_LIST, READ, WRITE, release, take, upgrade
+from firsttouch.mm.reservation import (
+    NO_FRAME,
+    NOTHING,
+    NR_MAPPINGS,
+    QUEUED,
+    RETURNED,
+    TICK_NS,
+    break_oldest,
+    give_back,
+    is_reserved,
+    is_used,
+    reserve,
+    take_page,
+)
+from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PV_LIST, READ, RESERV, WRITE, release, take, upgrade
 from firsttouch.mm.vmobject import NO_OBJECT, is_file_first
+from firsttouch.mm.vmsuper import SUPERPAGE, demote, mapped_frame, promote
 from firsttouch.mm.world import (
     COPIED_BYTES,
     COW,
@@ -91,11 +111,14 @@ from firsttouch.mm.world import (
     ZERO_PAGE_READ,
     World,
 )
+from firsttouch.units import PMD_ORDER, PMD_PAGES
 from firsttouch.workload import ANON, RECORDED
 from firsttouch.workload import WRITE as WRITE_ACCESS
 
 (LOCK_MAP, LOCK_FIRST, LOOK_FIRST, LOOK_AGAIN, ALLOC, FILL, LOCK_SECOND, LOOK_SECOND, COPY, UNLOCK, CHUNK, NEW_CHUNK,
- OLD_LIST, LIST, ENTER, LOCK_QUEUE, QUEUE, AHEAD, AHEAD_CHUNK, AHEAD_ENTER, END) = range(16, 37)  # fmt: skip
+ OLD_LIST, LIST, ENTER, LOCK_QUEUE, QUEUE, AHEAD, AHEAD_CHUNK, AHEAD_ENTER, END, PARTPOP, PROMOTED) = range(
+    16, 39
+)  # fmt: skip
 
 
 @inlined
@@ -147,10 +170,13 @@ def enter_pv(w: World, mm: int, entry: int, frame: int) -> None:
 @state_kernel
 def drop(w: World, cpu: int, mm: int, slot: int, entry: int) -> None:
     """Unmap a page at no cost of locks: the recording shows that its mapping was lost, not how."""
+    demote(w, mm, slot)
     chunk = remove_entry(w.pv, mm, entry)
     if chunk != NO_CHUNK:
         free_chunk(w.pv, chunk)
-    free_folio(w, cpu, clear_entry(w.pmap, mm, slot, entry))
+    pfn = clear_entry(w.pmap, mm, slot, entry)
+    if pfn != NO_PFN:
+        free_page(w, cpu, pfn)
 
 
 @part
@@ -182,7 +208,10 @@ def fault_step(w: World, cpu: int, t: int, e: int) -> bool:
     elif stage == LOOK_AGAIN:
         look_again(w, cpu, t)
     elif stage == ALLOC:
-        return not allocate(w, cpu, t)
+        return not allocate(w, cpu, t, e)
+    elif stage == PARTPOP:
+        pr.stage[t] = after_alloc(w, t)
+        ask(w, cpu, RESERV, zone_of(w.buddy, int(pr.pfn[t])), cost.zone_page)
     elif stage == FILL:
         zero_block(w, cpu, int(pr.pfn[t]), 0, int(pr.zeroed[t]))
         pr.stage[t] = UNLOCK
@@ -195,6 +224,10 @@ def fault_step(w: World, cpu: int, t: int, e: int) -> bool:
         pv_step(w, cpu, t, e, mm)
     elif stage == ENTER:
         enter(w, cpu, t, e, mm)
+    elif stage == PROMOTED:
+        pr.stage[t] = after_ahead(w, t)
+        ask(w, cpu, CHUNK_LIST, 0, w.vmobject.nr_emptied[t] * cost.zone_page)
+        w.vmobject.nr_emptied[t] = 0
     elif stage == LOCK_QUEUE:
         pr.stage[t] = QUEUE
         ask(w, cpu, OBJECT, first, WRITE)
@@ -240,6 +273,7 @@ def begin(w: World, cpu: int, t: int, e: int, mm: int) -> bool:
         service = REUSE
     pr.service[t] = service
     w.vmobject.fast[t] = False
+    pr.order[t] = 0
     pr.start_ns[t] = w.sched.clock_ns[cpu]
     set_objects(w, t, mm, vma, flags, int(pm.state[entry]) & STATE, service)
     advance(w, cpu, max(0, w.cost.trap - w.cost.walk - w.cost.install))
@@ -271,11 +305,37 @@ def look_first(w: World, cpu: int, t: int) -> None:
     if o.second[t] == NO_OBJECT and (service in (FILE, SPURIOUS) or (service == REUSE and first >= o.nr_mms)):
         o.fast[t] = True
         pr.stage[t] = CHUNK
+        if w.reservation.on and service == FILE and fits_superpage(w, t):
+            pr.order[t] = PMD_ORDER
         return
     pr.stage[t] = LOOK_AGAIN
     if not upgrade(w.vmlocks, w.sched, OBJECT, first, cpu):
         let_go(w, cpu, OBJECT, first)
         ask(w, cpu, OBJECT, first, WRITE)
+
+
+@state_kernel
+def fits_superpage(w: World, t: int) -> bool:
+    """Whether a read of a file may map its whole region at once: inside the mapping, and nothing of it is mapped."""
+    e = w.sched.next_event[t]
+    vma, first = int(w.events.vma[e]), int(w.progress.step[t]) & ~(PMD_PAGES - 1)
+    if w.events.kind[e] & WRITE_ACCESS or first < w.vmas.start[vma] or first + PMD_PAGES > w.vmas.end[vma]:
+        return False
+    return bool(w.pmap.nr_mapped[find_slot(w.pmap, int(w.progress.mm[t]), first)] == 0)
+
+
+@state_kernel
+def map_superpage(w: World, t: int, e: int, mm: int, slot: int) -> None:
+    """Map the cached pages of a whole region of a file by one entry."""
+    pm, page, vma = w.pmap, int(w.progress.step[t]), int(w.events.vma[e])
+    head = page & ~(PMD_PAGES - 1)
+    near_first, near_last = around_window(w.vmas.start[vma], w.vmas.end[vma], page, w.rules.recorded_window_pages)
+    for other in range(head, head + PMD_PAGES):
+        near = NEAR if other != page and near_first <= other < near_last else 0
+        map_pfnless(pm, slot, entry_of(slot, other), FILE_RO | near)
+    enter_pv(w, mm, entry_of(slot, head), file_frame(w, vma, head))
+    pm.huge[slot] = SUPERPAGE
+    w.reservation.counts[NR_MAPPINGS] += 1
 
 
 @state_kernel
@@ -293,20 +353,85 @@ def look_again(w: World, cpu: int, t: int) -> None:
 
 
 @state_kernel
-def allocate(w: World, cpu: int, t: int) -> bool:
+def allocate(w: World, cpu: int, t: int, e: int) -> bool:
     """ALLOC: a page for the first object. False: out of memory."""
     pr = w.progress
-    pfn, z = take_block(w, cpu, 0, pr.service[t] == ZERO_FILL)
+    pr.stage[t] = after_alloc(w, t)
+    pfn, z = NO_PFN, UNZEROED
+    if w.reservation.on:
+        pfn = reserved_page(w, cpu, t, e)
+    if pfn == NO_PFN:
+        pfn, z = take_block(w, cpu, 0, pr.service[t] == ZERO_FILL)
+    node = 0
+    while pfn == NO_PFN and node < len(w.reservation.head):
+        if w.reservation.on and break_oldest(w.reservation, w.buddy, node):
+            pr.stage[t] = PARTPOP
+            pfn, z = take_block(w, cpu, 0, pr.service[t] == ZERO_FILL)
+        else:
+            node += 1
     if pfn == NO_PFN:
         w.total[OUT_OF_MEMORY] = 1
         return False
     pr.pfn[t], pr.zeroed[t] = pfn, z
     advance(w, cpu, w.cost.alloc)
-    if pr.service[t] == ZERO_FILL:
-        pr.stage[t] = FILL
-    else:
-        pr.stage[t] = COPY if w.vmobject.second[t] == NO_OBJECT else LOCK_SECOND
     return True
+
+
+@inlined
+def after_alloc(w: World, t: int) -> int:
+    """The stage after a page has been found for the first object."""
+    if w.progress.service[t] == ZERO_FILL:
+        return FILL
+    return COPY if w.vmobject.second[t] == NO_OBJECT else LOCK_SECOND
+
+
+@state_kernel
+def reserved_page(w: World, cpu: int, t: int, e: int) -> int:
+    """The page of the region's reservation, made if there is none; NO_PFN if the page must come from elsewhere."""
+    r, pr = w.reservation, w.progress
+    page, mm = int(pr.step[t]), int(pr.mm[t])
+    first = page & ~(PMD_PAGES - 1)
+    if first < w.vmas.start[w.events.vma[e]]:
+        return NO_PFN
+    region = int(w.pmap.table[mm] + (page >> PMD_ORDER))
+    frame = int(r.of_region[region])
+    if frame == NO_FRAME:
+        if w.pmap.nr_mapped[find_slot(w.pmap, mm, page)] > 0:
+            return NO_PFN
+        nr_zones = len(w.buddy.free_pages)
+        zone = cpu * nr_zones // len(w.sched.clock_ns)
+        for _ in range(nr_zones):
+            advance(w, cpu, lock_free_pages(w, cpu, zone))
+            frame = reserve(r, w.buddy, zone, region)
+            if frame != NO_FRAME:
+                break
+            zone = (zone + 1) % nr_zones
+        if frame == NO_FRAME:
+            return NO_PFN
+    elif is_used(r, frame, page - first):
+        return NO_PFN
+    if take_page(r, w.buddy, frame, page - first, int(w.sched.clock_ns[cpu]) // TICK_NS) == QUEUED:
+        pr.stage[t] = PARTPOP
+    return (frame << PMD_ORDER) + page - first
+
+
+@inlined
+def lock_free_pages(w: World, cpu: int, zone: int) -> int:
+    """Take the lock of the free pages of a node for one block; return how long that keeps the CPU."""
+    c = w.cost
+    return acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], c.zone_page, c.handoff, c.waiter)
+
+
+@state_kernel
+def free_page(w: World, cpu: int, pfn: int) -> int:
+    """Give back a page that nothing maps, to its reservation if it is of one; what that asks for (reservation.py)."""
+    if not is_reserved(w.reservation, pfn):
+        free_folio(w, cpu, pfn)
+        return NOTHING
+    change = give_back(w.reservation, w.buddy, pfn, int(w.sched.clock_ns[cpu]) // TICK_NS)
+    if change == RETURNED:
+        advance(w, cpu, lock_free_pages(w, cpu, zone_of(w.buddy, pfn)))
+    return change
 
 
 @state_kernel
@@ -336,7 +461,7 @@ def frame_of_page(w: World, t: int, e: int, slot: int, entry: int) -> int:
     if service in (ZERO_FILL, COW):
         return frame_of(pr.pfn[t])
     if w.pmap.state[entry] & STATE != NONE:
-        return int(w.pv.frame[w.pv.place_of[entry]])
+        return mapped_frame(w, slot, entry)
     return file_frame(w, int(w.events.vma[e]), pr.step[t])
 
 
@@ -348,6 +473,11 @@ def pv_step(w: World, cpu: int, t: int, e: int, mm: int) -> None:
     slot = find_slot(pm, mm, pr.step[t])
     entry = entry_of(slot, pr.step[t])
     is_mapped = pm.state[entry] & STATE != NONE
+    if stage == CHUNK and pm.huge[slot] == SUPERPAGE and pr.service[t] in (COW, REUSE):
+        nr_chunks = demote(w, mm, slot)
+        advance(w, cpu, nr_chunks * w.cost.alloc)
+        ask(w, cpu, CHUNK_LIST, 0, nr_chunks * w.cost.zone_page)
+        return
     if stage == CHUNK:
         pr.stage[t] = OLD_LIST if is_mapped else LIST
         if not is_mapped and needs_chunk(w.pv, mm):
@@ -386,7 +516,7 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int) -> None:
     is_mapped = pm.state[entry] & STATE != NONE
     if service == ZERO_FILL and is_mapped:
         pm.folio_order[pfn] = 0
-        free_folio(w, cpu, pfn)
+        free_page(w, cpu, pfn)
         pr.service[t] = SPURIOUS  # another thread was first
     elif service in (ZERO_FILL, COW):
         if is_mapped:
@@ -402,10 +532,20 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int) -> None:
         state = SHMEM if service == SHARED_FILL else FILE_RW if kind & WRITE_ACCESS else FILE_RO
         if service == FILE:
             advance(w, cpu, w.cost.file_map)
-        map_pfnless(pm, slot, entry, state)
-        enter_pv(w, mm, entry, frame)
+        if pr.order[t] == PMD_ORDER and pm.nr_mapped[slot] == 0:
+            map_superpage(w, t, e, mm, slot)
+        else:
+            map_pfnless(pm, slot, entry, state)
+            enter_pv(w, mm, entry, frame)
     pr.mapped[t] = 0
-    pr.stage[t] = AHEAD if pr.service[t] == FILE else after_ahead(w, t)
+    pr.stage[t] = AHEAD if pr.service[t] == FILE and pm.huge[slot] != SUPERPAGE else after_ahead(w, t)
+    if w.reservation.on:
+        if kind & WRITE_ACCESS and pm.state[entry] & STATE == ANON_RW:
+            pm.state[entry] |= WRITTEN
+        nr_chunks = promote(w, mm, slot, pm.table[mm] + (pr.step[t] >> PMD_ORDER))
+        if nr_chunks > 0:
+            w.vmobject.nr_emptied[t] = nr_chunks
+            pr.stage[t] = PROMOTED
 
 
 @inlined

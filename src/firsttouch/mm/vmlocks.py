@@ -211,6 +211,14 @@ def release(v: VmLocks, s: Sched, kind: int, index: int, cpu: int) -> None:
         v.granted[0] = 1
 
 
+def count_anew(v: VmLocks, now_ns: int) -> None:
+    """Set all counters to nothing; of a hold that is open, only what comes after `now_ns` counts."""
+    for counter in (v.waited_ns, v.wait_ns, v.max_wait_ns, v.nr_acquired, v.nr_waited, v.charged_ns):
+        counter[...] = 0
+    for kind in range(NR_CLASSES):
+        v.hold_ns[kind] = -now_ns * int(np.abs(v.open[v.first[kind] : v.first[kind + 1]]).sum())
+
+
 def check(v: VmLocks, s: Sched) -> list[str]:
     """Which invariants do not hold, in words. For tests: it walks everything."""
     wrong = []

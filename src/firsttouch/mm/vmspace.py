@@ -19,8 +19,8 @@ September 2019; where it does not: docs/deviations.md, "vmspace".
 """
 
 from firsttouch._jit import inlined, state_kernel
-from firsttouch.mm.buddy import NO_PFN
-from firsttouch.mm.fault import advance, credit, entry_of, free_folio
+from firsttouch.mm.buddy import NO_PFN, zone_of
+from firsttouch.mm.fault import advance, credit, entry_of
 from firsttouch.mm.parts import part
 from firsttouch.mm.pmap import (
     NO_SLOT,
@@ -46,16 +46,20 @@ from firsttouch.mm.pv import (
     needs_chunk,
     remove_entry,
 )
-from firsttouch.mm.vmfault import ask, drop, let_go, list_lock, new_chunk, page_lock
-from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PROCTREE, PV_LIST, WRITE
+from firsttouch.mm.reservation import NOTHING
+from firsttouch.mm.vmfault import ask, drop, free_page, let_go, list_lock, new_chunk, page_lock
+from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PROCTREE, PV_LIST, RESERV, WRITE
 from firsttouch.mm.vmobject import NO_LOCK
+from firsttouch.mm.vmsuper import SUPERPAGE, demote, mapped_frame
 from firsttouch.mm.world import World
 from firsttouch.units import PMD_ORDER, PMD_PAGES
 from firsttouch.workload import ANON, EXIT, FORK, MOVE, POPULATE, UNMAP
 from firsttouch.workload import MAP as MAP_EVENT
 
 BEGIN = 1  # simulate.START: the event has not begun
-(LOCKED, WALK, RUN, EMPTIED, FREE_EMPTIED, BATCH, FREE_BATCH, LOCK_OBJECT, PAGES, FREE_PAGES, FINISH) = range(64, 75)
+(LOCKED, WALK, RUN, EMPTIED, FREE_EMPTIED, BATCH, FREE_BATCH, LOCK_OBJECT, PAGES, FREE_PAGES, PARTPOP, FINISH) = range(
+    64, 76
+)  # fmt: skip
 
 
 @part
@@ -162,6 +166,19 @@ def remove_page(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> i
 
 
 @state_kernel
+def remove_superpage(w: World, cpu: int, t: int, mm: int, slot: int) -> int:
+    """The same for the pages of a superpage, which has one entry and one place on a list."""
+    chunk = remove_entry(w.pv, mm, slot * PMD_PAGES)
+    for entry in range((slot + 1) * PMD_PAGES - 1, slot * PMD_PAGES - 1, -1):
+        pfn = clear_entry(w.pmap, mm, slot, entry)
+        if pfn != NO_PFN:
+            w.buddy.next[pfn] = w.vmobject.freed[t]
+            w.vmobject.freed[t] = pfn
+    advance(w, cpu, removal_ns(w))
+    return chunk
+
+
+@state_kernel
 def pages_step(w: World, cpu: int, t: int, mm: int) -> bool:
     """Free the pages that were removed, from LOCK_OBJECT on; whether all are freed, and the object let go of."""
     pr, o = w.progress, w.vmobject
@@ -171,6 +188,9 @@ def pages_step(w: World, cpu: int, t: int, mm: int) -> bool:
             return True
         pr.stage[t] = PAGES
         ask(w, cpu, OBJECT, mm, WRITE)
+    elif pr.stage[t] == PARTPOP:
+        pr.stage[t] = PAGES if o.nr_in_run[t] == 0 else FREE_PAGES
+        ask(w, cpu, RESERV, zone_of(w.buddy, o.frame[t] << PMD_ORDER), w.cost.zone_page)
     elif pr.stage[t] == PAGES:
         if pfn == NO_PFN:
             let_go(w, cpu, OBJECT, mm)
@@ -185,10 +205,12 @@ def pages_step(w: World, cpu: int, t: int, mm: int) -> bool:
     else:
         o.freed[t] = w.buddy.next[pfn]
         advance(w, cpu, max(0, int(w.cost.unmap_share[0]) - removal_ns(w) - w.cost.zone_page))
-        free_folio(w, cpu, pfn)
         o.nr_in_run[t] -= 1
         if o.nr_in_run[t] == 0:
             pr.stage[t] = PAGES
+        if free_page(w, cpu, pfn) != NOTHING:
+            o.frame[t] = pfn >> PMD_ORDER
+            pr.stage[t] = PARTPOP
     return False
 
 
@@ -211,8 +233,14 @@ def unmap_step(w: World, cpu: int, t: int, e: int) -> bool:
             pr.stage[t] = LOCK_OBJECT
             return False
         pr.stage[t] = RUN
-        entry = entry_of(find_slot(w.pmap, mm, page), page)
-        sticks(w, cpu, t, int(w.pv.frame[w.pv.place_of[entry]]))
+        slot = find_slot(w.pmap, mm, page)
+        if w.pmap.huge[slot] == SUPERPAGE and (page & (PMD_PAGES - 1) or w.events.end[e] - page < PMD_PAGES):
+            nr_chunks = demote(w, mm, slot)
+            advance(w, cpu, nr_chunks * w.cost.alloc)
+            pr.stage[t] = WALK
+            ask(w, cpu, CHUNK_LIST, 0, nr_chunks * w.cost.zone_page)
+            return False
+        sticks(w, cpu, t, mapped_frame(w, slot, entry_of(slot, page)))
     elif stage == RUN:
         unmap_run(w, cpu, t, mm, w.events.end[e])
         pr.stage[t] = WALK if o.nr_emptied[t] == 0 else EMPTIED
@@ -254,9 +282,12 @@ def unmap_run(w: World, cpu: int, t: int, mm: int, end: int) -> None:
     while page < last:
         entry = entry_of(slot, page)
         if pm.state[entry] & STATE != NONE:
-            if list_lock(w, int(w.pv.frame[w.pv.place_of[entry]])) != w.vmobject.pv_lock[t]:
+            if list_lock(w, mapped_frame(w, slot, entry)) != w.vmobject.pv_lock[t]:
                 break
-            chunk = remove_page(w, cpu, t, mm, slot, entry)
+            if pm.huge[slot] == SUPERPAGE:
+                chunk = remove_superpage(w, cpu, t, mm, slot)
+            else:
+                chunk = remove_page(w, cpu, t, mm, slot, entry)
             if chunk != NO_CHUNK:
                 give_up(w, t, chunk)
         page += 1
@@ -343,7 +374,12 @@ def remove_run(w: World, cpu: int, t: int, mm: int) -> None:
         if list_lock(w, int(pv.frame[place])) != o.pv_lock[t]:
             o.come_to[t] = place - chunk * CHUNK_ENTRIES
             return
-        if remove_page(w, cpu, t, mm, entry // PMD_PAGES, entry) != NO_CHUNK:
+        slot = entry // PMD_PAGES
+        if w.pmap.huge[slot] == SUPERPAGE:
+            emptied = remove_superpage(w, cpu, t, mm, slot)
+        else:
+            emptied = remove_page(w, cpu, t, mm, slot, entry)
+        if emptied != NO_CHUNK:
             give_up(w, t, chunk)
     o.come_to[t] = CHUNK_ENTRIES
 
@@ -397,7 +433,9 @@ def fork_step(w: World, cpu: int, t: int, child: int) -> bool:
 @inlined
 def parents_frame(w: World, parent_mm: int, page: int) -> int:
     """The frame of a page that a parent maps, or frame 0 if it has lost it meanwhile (see `drop`)."""
-    place = w.pv.place_of[entry_of(find_slot(w.pmap, parent_mm, page), page)]
+    slot = find_slot(w.pmap, parent_mm, page)
+    first = w.pmap.huge[slot] == SUPERPAGE
+    place = w.pv.place_of[slot * PMD_PAGES if first else entry_of(slot, page)]
     return 0 if place == NO_PLACE else int(w.pv.frame[place])
 
 
@@ -417,6 +455,8 @@ def copy_run(w: World, cpu: int, t: int, parent_mm: int, mm: int) -> None:
                 break
             add_entry(pv, mm, entry, frame)
             ns += w.cost.install
+            if pm.huge[slot] == SUPERPAGE:
+                page = last - 1
         page += 1
     advance(w, cpu, ns)
     if w.rules.recorded:
@@ -439,6 +479,8 @@ def move_pages(w: World, cpu: int, t: int, e: int) -> bool:
         other = entry_of(target, to)
         if pm.state[other] & STATE != NONE:
             drop(w, cpu, mm, target, other)
+        demote(w, mm, source)
+        demote(w, mm, target)
         move_entry(pm, source, entry_of(source, page), target, other)
         move_pv(w.pv, entry_of(source, page), other)
         page = next_mapped(w, mm, page + 1, end)

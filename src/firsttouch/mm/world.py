@@ -26,6 +26,7 @@ from firsttouch.mm.placement import PLACEMENTS
 from firsttouch.mm.pmap import Pmap, make_pmap
 from firsttouch.mm.promotion import Promotion, make_promotion
 from firsttouch.mm.pv import Pv
+from firsttouch.mm.reservation import Reservation, make_reservation
 from firsttouch.mm.sched import IDLE_YIELDS, NEVER_NS, NOBODY, Sched, make_sched
 from firsttouch.mm.scrub import (
     BY_FRACTION,
@@ -146,6 +147,7 @@ class World(NamedTuple):
     vmlocks: VmLocks  # of FreeBSD 13, as the next two; without locks, entries and threads for others
     vmobject: VmObject
     pv: Pv
+    reservation: Reservation
 
 
 def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: int) -> World:
@@ -282,6 +284,9 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         vmlocks=vmlocks,
         vmobject=vmobject,
         pv=pv,
+        reservation=make_reservation(
+            policy.superpage.reservations, node_pages * nodes, int(workload.mm_regions.sum()), nodes
+        ),
     )
 
 

@@ -78,6 +78,7 @@ class Superpage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     thp: Switch = "never"  # order 9
     mthp_always: list[int] = []  # orders 2..8 that every anonymous mapping may use
     mthp_madvise: list[int] = []  # orders that only advised mappings may use
+    reservations: bool = False  # FreeBSD: a frame is set aside at a region's first touch, and promoted when full
     use_zero_page: bool = True  # a read fault may map the huge zero page
     at_first_touch: bool = True  # faults map superpages; false: they come by promotion only
     # a daemon promotes regions of base pages: in order of address as khugepaged does, or by access coverage
@@ -371,6 +372,8 @@ def _finish(tree: dict[str, Any], where: str) -> Policy:
         raise bad("locks.pv_hash_locks", locks.pv_hash_locks, "it must be at least 1")
     if policy.kernel == "linux" and (locks.pv_lists, locks.pv_hash_locks, locks.pv_batch) != ("hashed", 256, False):
         raise bad("locks.pv_*", (locks.pv_lists, locks.pv_hash_locks, locks.pv_batch), "Linux has no pv lists")
+    if policy.kernel == "linux" and policy.superpage.reservations:
+        raise bad("superpage.reservations", True, "Linux has none; it goes with kernel = freebsd-13")
     if policy.kernel != "linux":
         for field, value, wanted in (
             ("superpage.thp", policy.superpage.thp, "never"),
