@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: demo test lint test-slow test-kernel verify-all bench pool-numbers docs bundled clean
+.PHONY: demo test lint test-slow test-kernel verify-all studies fit bench pool-numbers docs bundled clean
 
 demo: $(STAMP)
 	@$(BIN)/firsttouch demo
@@ -33,6 +33,17 @@ verify-all: $(STAMP)
 	$(BIN)/firsttouch verify --programs all --runs 7 --recordings 3 -o docs/measured/verify.json --force --plain || \
 	  test $$? -eq 1
 	$(BIN)/python -m firsttouch.report.accuracy docs/measured/verify.json docs/accuracy.md
+
+# Published tables against the model: their pages, plots, and their part of the accuracy page; a few minutes.
+studies: $(STAMP)
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	@mkdir -p docs/measured
+	$(BIN)/firsttouch study --all --json --docs docs/studies --force > docs/measured/study.json
+	$(BIN)/python -m firsttouch.report.accuracy docs/measured/study.json docs/accuracy.md
+
+# Fit the machines of the published tables anew, and store the residuals beside them: about an hour.
+fit: $(STAMP)
+	$(BIN)/firsttouch study --all --fit -o src/firsttouch/machine/presets --force
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks/bench_*.py --benchmark-only

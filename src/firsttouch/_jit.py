@@ -5,6 +5,7 @@ ignores bounds checks. So the cache folder is named by the sources that kernels 
 are in `_code_folder.py`. Only kernels of firsttouch are cached there; a program's own Numba settings are left alone.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,6 +77,8 @@ if JIT:
         nanoseconds, one word for each pointer, length and stride of each array."""
         return _compile(function, _nrt=False, forceinline=True)
 
+    _COMPILING = threading.RLock()  # Numba's own lock does not cover what _light_load changes
+
     @contextmanager
     def _light_load() -> Iterator[None]:
         """Let the first look into the cache of machine code go without all of Numba's libraries.
@@ -108,7 +111,7 @@ if JIT:
             before = numba.config.CACHE_DIR
             numba.config.CACHE_DIR = _CACHE_DIR
             try:
-                with _light_load():
+                with _COMPILING, _light_load():
                     return numba.cfunc(
                         signature, cache=True, nopython=True, error_model="numpy", boundscheck=BOUNDSCHECK, _nrt=False
                     )(function)

@@ -301,7 +301,7 @@ def shipped():
     """Each base, and each diff with its base; a number where a name takes one."""
     numbers = {
         "+fault-around-N": "+fault-around-16", "+mthp-Nk": "+mthp-64k", "+promote-N": "+promote-50",
-        "+promote-later-N": "+promote-later-90",
+        "+promote-later-N": "+promote-later-90", "+prefault-order-N": "+prefault-order-5",
     }  # fmt: skip
     return [preset.extends + numbers.get(preset.name, preset.name) for preset in policy.presets()]
 

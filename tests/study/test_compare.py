@@ -64,6 +64,20 @@ def test_a_baseline_row_makes_cells_changes_in_percent():
     assert cell.model == pytest.approx(100 * (rates[0] / rates[1] - 1))
 
 
+def test_changes_against_a_column_and_against_rows_of_values():
+    text = TABLE.replace(
+        'generator = "pft"', 'generator = "pft"\nprinted = "value"\nbaseline_column = "rate"\nrows = [0]'
+    )
+    text = text.replace('other = "cpu_s"', 'other = "pages_per_cpu_s"')
+    (cell,) = c.compare([table(text)]).studies[0].cells
+    assert (cell.column, cell.published) == ("other", 2.0)  # 4 - 2
+    seen = run_ask(ask_of(table(text), 0, "rate")).outcome
+    assert cell.model == pytest.approx(1024e9 / (seen.user_ns + seen.system_ns) - 1024e9 / seen.wall_ns)
+    text = TABLE.replace('generator = "pft"', 'generator = "pft"\nprinted = "value"\nagainst = { 1 = 0 }')
+    cells = c.compare([table(text.replace('other = "cpu_s"\n', ""))]).studies[0].cells
+    assert [(cell.row, cell.published) for cell in cells] == [("2", 1.0)]  # 3 - 2
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [

@@ -74,6 +74,7 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # several nodes, and several CPUs at one memory
     remote_page: Cost = Cost(ns=0.0, source="typical: one node")  # zeroing a base page of another node takes longer by
     bus_page: Cost = Cost(ns=0.0, source="typical: no limit known")  # least time from page to page that a node zeroes
+    line_waiter: Cost = Cost(ns=0.0, source="typical: requests for a line queue")  # as lock_waiter, without a lock
     host_cold_page: Cost | None = None  # extra, per base page that the hypervisor must back first
 
 

@@ -44,6 +44,7 @@ class CostTable(NamedTuple):
     waiter: int  # what each spinning CPU adds to a hand-off
     read_page: int  # read all lines of a page that is in no cache
     scan_entry: int  # a daemon looks at one entry and its page
+    line_waiter: int  # the same for a line that is written to without a lock
     zone_page: int  # one page moved between lists under the zone lock
     remote_page: int  # zeroing a base page of another node takes longer by this
     bus_page: int  # least time from base page to base page that the CPUs of a node zero
@@ -122,6 +123,7 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         install=round(cost.table_install.ns),
         handoff=round(cost.lock_handoff.ns),
         waiter=round(cost.lock_waiter.ns),
+        line_waiter=round(cost.line_waiter.ns),
         read_page=round(machine.page_bytes // machine.line_bytes * cost.line_cold.ns),
         scan_entry=round(cost.scan_entry.ns),
         zone_page=zone_page,

@@ -300,10 +300,10 @@ def lock_mm(w: World, cpu: int, mm: int, vma: int, kind: int, fills: bool) -> in
             w.vma_locks.has_anon[vma] = 1
             may_try = held_ns == 0
         if may_try:
-            return share(w.locks, MM, lock, cpu, now, w.cost.handoff)
+            return share(w.locks, MM, lock, cpu, now, w.cost.handoff, w.cost.line_waiter)
     w.total[MMAP_LOCK_FAULTS] += 1
     w.locks.wait_ns[MM] += held_ns
-    return held_ns + share(w.locks, MM, lock, cpu, now + held_ns, 2 * w.cost.handoff)
+    return held_ns + share(w.locks, MM, lock, cpu, now + held_ns, 2 * w.cost.handoff, w.cost.line_waiter)
 
 
 @state_kernel
@@ -329,7 +329,7 @@ def lock_table(w: World, cpu: int, mm: int, slot: int, page: int, vma: int, hold
         lock += len(w.mm_users) + slot
     now = w.sched.clock_ns[cpu]
     if w.rules.page_table == ATOMIC:
-        kept = hold_ns + share(w.locks, PAGE_TABLE, lock, cpu, now, w.cost.handoff)
+        kept = hold_ns + share(w.locks, PAGE_TABLE, lock, cpu, now, w.cost.handoff, w.cost.line_waiter)
     else:
         kept = acquire(w.locks, PAGE_TABLE, lock, cpu, now, hold_ns, w.cost.handoff, w.cost.waiter)
     advance(w, cpu, kept - hold_ns)

@@ -103,9 +103,9 @@ def spinning(wait_ns: int, turn_ns: int, waiter_ns: int) -> int:
 
 
 @inlined
-def share(locks: Locks, kind: int, lock: int, cpu: int, now_ns: int, handoff_ns: int) -> int:
+def share(locks: Locks, kind: int, lock: int, cpu: int, now_ns: int, handoff_ns: int, waiter_ns: int) -> int:
     """Write to a line that others write to as well, without a lock; return how long the CPU is kept."""
-    return acquire(locks, kind, lock, cpu, now_ns, 0, handoff_ns, 0)
+    return acquire(locks, kind, lock, cpu, now_ns, 0, handoff_ns, waiter_ns)
 
 
 @inlined

@@ -270,6 +270,8 @@ def _put_number(tree: Any, number: int) -> Any:
         return {key: _put_number(value, number) for key, value in tree.items()}
     if isinstance(tree, list):
         return [_put_number(value, number) for value in tree]
+    if tree == "N":
+        return number
     if tree == "N * 1024":
         return number * 1024
     if tree == "N / 100":

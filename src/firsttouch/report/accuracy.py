@@ -1,6 +1,7 @@
-"""The part of docs/accuracy.md that a stored verification fills: `python -m firsttouch.report.accuracy STORED PAGE`.
+"""The parts of docs/accuracy.md that stored runs fill: `python -m firsttouch.report.accuracy STORED PAGE`.
 
-What stands between the two marks is replaced; a page without them gets them at its end, and a missing page is made.
+STORED is what `verify -o` or `study --json` wrote. What stands between the two marks of a part is replaced; a page
+without them gets them at its end, and a missing page is made.
 """
 
 from __future__ import annotations
@@ -9,30 +10,82 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from firsttouch.errors import FirsttouchError
 from firsttouch.report.tables import safe
 from firsttouch.report.verify_tables import LABELS, value
 from firsttouch.units import format_bytes
 
 if TYPE_CHECKING:
+    from firsttouch.study.compare import Studies
     from firsttouch.verify.check import Verification
     from firsttouch.verify.claims import Claim
 
 BEGIN, END = "<!-- live kernel: begin (made by `make verify-all`) -->", "<!-- live kernel: end -->"
+BEGIN_STUDIES, END_STUDIES = "<!-- studies: begin (made by `make studies`) -->", "<!-- studies: end -->"
+TRUSTED, DOUBTED = 0.10, 0.25  # median errors up to which a table is trusted, and from which it is not
 TITLE = "# Accuracy\n\n"
 SHOWN = ("faults", "system_ns", "wall_ns", "peak_rss_bytes")
 
 
 def page(text: str, result: Verification) -> str:
     """The page with its live-kernel part made of `result`."""
-    part = f"{BEGIN}\n\n{live_kernel(result)}\n{END}"
-    before, mark, rest = (text or TITLE).partition(BEGIN)
+    return _put(text, BEGIN, live_kernel(result), END)
+
+
+def page_of_studies(text: str, result: Studies) -> str:
+    """The page with its part on published tables made of `result`."""
+    return _put(text, BEGIN_STUDIES, published(result), END_STUDIES)
+
+
+def _put(text: str, begin: str, body: str, end: str) -> str:
+    """The page with what stands between two marks replaced."""
+    part = f"{begin}\n\n{body}\n{end}"
+    before, mark, rest = (text or TITLE).partition(begin)
     if not mark:
         return f"{before.rstrip()}\n\n{part}\n"
-    _, end, after = rest.partition(END)
-    if not end:
-        raise FirsttouchError(f"the page has {BEGIN!r} without {END!r}", "put the second mark back")
+    _, found, after = rest.partition(end)
+    if not found:
+        raise FirsttouchError(f"the page has {begin!r} without {end!r}", "put the second mark back")
     return before + part + after
+
+
+def published(result: Studies) -> str:
+    """Markdown: what published tables come to, which of them to trust the model for, and which not."""
+    out = [
+        "## Against published tables",
+        "",
+        "[Every table, cell by cell](studies/index.md). Constants of a machine were",
+    ]
+    out += ["fitted to the cells that are called fitted; the others are predictions.", ""]
+    out += ["| cells | tables | cells | median error | worst |", "|---|---|---|---|---|"]
+    for total in result.summary:
+        if total.median_error is not None and total.worst_error is not None:
+            role = {"fit": "fitted", "predict": "predicted"}[total.role]
+            row = f"| {role} | {total.tables} | {total.cells} | {total.median_error:.1%} | {total.worst_error:.1%} |"
+            out.append(row)
+    parts = (
+        (f"Trust it: median error up to {TRUSTED:.0%}", 0.0, TRUSTED),
+        (f"With care: {TRUSTED:.0%} to {DOUBTED:.0%}", TRUSTED, DOUBTED),
+        (f"Do not trust it: above {DOUBTED:.0%}", DOUBTED, float("inf")),
+    )
+    for title, low, high in parts:
+        mine = [s for s in result.studies if low < s.median_error <= high or low == s.median_error == 0]
+        if mine:
+            out += ["", f"**{title}**", ""]
+            out += [
+                f"- [{s.table}](studies/{s.table}.md): {_tell(s.role)}, median {s.median_error:.1%}, worst "
+                f"{s.worst_error:.1%}"
+                for s in mine
+            ]
+    if result.not_covered:
+        out += ["", f"{len(result.not_covered)} tables are not covered; [the reasons](studies/index.md)."]
+    return "\n".join(out) + "\n"
+
+
+def _tell(role: str) -> str:
+    return {"fit": "fitted", "predict": "predicted", "mixed": "partly fitted"}[role]
 
 
 def live_kernel(result: Verification) -> str:
@@ -98,7 +151,13 @@ def main(words: list[str]) -> None:
 
     stored, target = Path(words[0]), Path(words[1])
     text = target.read_text() if target.exists() else ""
-    target.write_text(page(text, load(stored)))
+    data = stored.read_bytes()
+    if "studies" in msgspec.json.decode(data):
+        from firsttouch.study.compare import Studies
+
+        target.write_text(page_of_studies(text, msgspec.json.decode(data, type=Studies)))
+    else:
+        target.write_text(page(text, load(stored)))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,11 @@ def compare(
         if failed:
             not_covered.append(NotCovered(table.name, str(failed[0])))
             continue
-        cells = _cells(table, wanted[table.name], found)
+        try:
+            cells = _cells(table, wanted[table.name], found)
+        except FirsttouchError as error:
+            not_covered.append(NotCovered(table.name, str(error)))
+            continue
         if cells:
             studies.append(study_of(table.name, cells))
         left_out += [
@@ -130,14 +134,14 @@ def _wanted(table: Table) -> list[_Wanted]:
     """The cells of a table that are asked for, row by row; those of a row that is left out are not."""
     out = []
     for row in range(len(table.rows)):
-        if table.left_out(row):
+        if not table.is_asked(row):
             continue
         for column, value in table.model.observe.items():
             if table.rows[row][table.columns.index(column)] == "":
                 continue  # nothing was printed there
             observable = text(table, f"observe.{column}", value, row, column)
             out.append(_Wanted(row, column, ask_of(table, row, column), observable))
-            if row != table.model.baseline_row:
+            if table.is_compared(row, column):
                 table.published(row, column)
     return out
 
@@ -149,19 +153,27 @@ def _cells(table: Table, wanted: Sequence[_Wanted], found: dict[Ask, Seen | Firs
         seen = found[cell.ask]
         assert isinstance(seen, Seen)
         model[cell.row, cell.column] = observe(cell.observable, seen)
-    base = table.model.baseline_row
     cells = []
     for row, column in model:
-        if row == base:
+        if not table.is_compared(row, column):
             continue
-        value = model[row, column]
-        if base is not None:
-            value = 100 * (value / model[base, column] - 1)
-        published = table.published(row, column)
+        published, value = _change(table, model, row, column)
         if published == 0:
             raise FirsttouchError(
-                f"table {table.name}: row {row} prints 0 in column {column}: no error ratio", "leave the row out"
+                f"table {table.name}: row {row} prints no change in column {column}: no error ratio", "leave it out"
             )
         role = "fit" if table.is_fitted(row, column) else "predict"
         cells.append(Cell(table.label(row), column, published, value, value / published - 1, role))
     return cells
+
+
+def _change(table: Table, model: dict[tuple[int, str], float], row: int, column: str) -> tuple[float, float]:
+    """What is compared of a cell, published and modelled: its value, or its change against another row or column."""
+    published, value = table.published(row, column), model[row, column]
+    base_row, base_column = table.base_of(row), table.model.baseline_column
+    if base_row is None and not base_column:
+        return published, value
+    base = (row if base_row is None else base_row, base_column or column)
+    if table.model.printed == "percent":
+        return published, 100 * (value / model[base] - 1)
+    return published - table.published(*base), value - model[base]

@@ -11,7 +11,7 @@ of `STEP`. Nothing is drawn by chance; the same tables give the same constants.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -178,18 +178,16 @@ def cross_validate(
     return errors
 
 
-def fit_all(tables: Sequence[Table], progress: Progress | None = None) -> list[Fitted]:
+def fit_all(tables: Sequence[Table], progress: Progress | None = None) -> Iterator[Fitted]:
     """Fit every machine that has a plan and cells, and leave each of its tables out once. Raises FirsttouchError."""
-    done = []
-    for plan in plans().values():
-        if tables_of(plan.machine, tables):
-            machine = fit(plan, tables, progress=progress)
-            left_out = cross_validate(plan, tables, machine, progress)
-            done.append(Fitted(machine, residuals_of(plan, machine, tables, left_out)))
-    if not done:
+    mine = [plan for plan in plans().values() if tables_of(plan.machine, tables)]
+    if not mine:
         names = ", ".join(plans())
         raise FirsttouchError("none of the tables has cells to fit a machine to", f"machines that are fitted: {names}")
-    return done
+    for plan in mine:
+        machine = fit(plan, tables, progress=progress)
+        left_out = cross_validate(plan, tables, machine, progress)
+        yield Fitted(machine, residuals_of(plan, machine, tables, left_out))
 
 
 def keep(fitted: Fitted, folder: Path, *, force: bool = False) -> None:
@@ -226,28 +224,20 @@ def _cells_of(table: Table, machine: str) -> list[tuple[int, str]]:
     return [
         (row, column)
         for row in range(len(table.rows))
-        if not table.left_out(row) and row != table.model.baseline_row
         for column in table.model.observe
-        if table.is_fitted(row, column) and table.rows[row][table.columns.index(column)] != ""
+        if table.is_compared(row, column) and table.is_fitted(row, column)
+        if table.rows[row][table.columns.index(column)] != ""
         if ask_of(table, row, column).machine == machine
     ]
 
 
 def _narrow(table: Table, machine: str) -> Table:
-    """The table with only the rows that are needed to fit the machine; row numbers change with them."""
+    """The table with only the rows that are needed to fit the machine."""
     cells = _cells_of(table, machine)
-    base = table.model.baseline_row
-    needed = sorted({row for row, _ in cells} | (set() if base is None else {base}))
-    at = {row: i for i, row in enumerate(needed)}
-    columns = [column for column in table.model.observe if any(column == other for _, other in cells)]
+    columns = {column for _, column in cells} | {table.model.baseline_column}
     model = msgspec.structs.replace(
         table.model,
-        observe={column: table.model.observe[column] for column in columns},
-        fit=[
-            msgspec.structs.replace(part, rows=[at[row] for row in part.rows if row in at])
-            for part in table.model.fit
-            if not part.rows or any(row in at for row in part.rows)
-        ],
-        baseline_row=None if base is None else at[base],
+        rows=sorted({row for row, _ in cells}),
+        observe={column: value for column, value in table.model.observe.items() if column in columns},
     )
-    return msgspec.structs.replace(table, rows=[table.rows[row] for row in needed], flag=[], model=model)
+    return msgspec.structs.replace(table, model=model)

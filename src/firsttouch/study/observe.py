@@ -24,11 +24,12 @@ class Seen:
     ask: Ask
     machine: Machine
     outcome: Outcome
+    weight: float = 1.0  # how many jobs each of a sample stands for
 
     @property
-    def shrink(self) -> int:
+    def shrink(self) -> float:
         """How many times smaller than the published run it was."""
-        return self.ask.shrink
+        return self.ask.shrink * self.weight
 
     @property
     def nominal_pages(self) -> float:

@@ -68,12 +68,13 @@ def run_ask(ask: Ask, machine: Machine | None = None) -> Seen:
     whole = machine or machine_named(ask.machine)
     policy = policies.load(ask.policy)
     small = msgspec.structs.replace(whole, memory_bytes=whole.memory_bytes // ask.shrink)
-    outcome = simulate(workload_of(ask, whole), small, policy)
+    workload = workload_of(ask, whole)
+    outcome = simulate(workload, small, policy)
     if outcome.out_of_memory:
         raise FirsttouchError(
             f"{ask.generator} with {_words(ask)} does not fit in the memory of {ask.machine}", "ask for less"
         )
-    return Seen(ask, whole, outcome)
+    return Seen(ask, whole, outcome, float(workload.facts.get("weight", 1)))
 
 
 def run_all(

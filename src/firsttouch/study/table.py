@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -62,7 +62,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] = {}
     observe: dict[str, Any] = {}
     label: list[str] = []  # columns whose values name a row; default: the first column
-    baseline_row: int | None = None  # cells are the change against this row, in percent, where the observable is change
+    rows: list[int] = []  # that are asked for; empty: all
+    baseline_row: int | None = None  # what is compared is the change against this row, or
+    against: dict[str, int] = {}  # against another for each row: row -> row, or
+    baseline_column: str = ""  # against this column
+    printed: Literal["percent", "value"] = "percent"  # the table prints changes, or values that give them
     fit: list[Fit] = []
     shrink: int = 1
     tolerance: float = 0.15  # an error above this is shown as outside
@@ -97,6 +101,25 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         names = self.model.label or self.columns[:1]
         values = [str(self.rows[row][self.columns.index(name)]) for name in names]
         return " ".join(values if len(names) == 1 else map("=".join, zip(names, values, strict=True)))
+
+    def base_of(self, row: int) -> int | None:
+        """The row that a row's change is against; None: there is none, or it is one that others are compared with."""
+        model = self.model
+        if row == model.baseline_row or row in model.against.values():
+            return None
+        return model.against.get(str(row), model.baseline_row)
+
+    def is_asked(self, row: int) -> bool:
+        """Whether a row is asked for: itself, or as the one that others are compared with."""
+        model = self.model
+        bases = {model.baseline_row, *model.against.values()}
+        return not self.left_out(row) and (not model.rows or row in model.rows or row in bases)
+
+    def is_compared(self, row: int, column: str) -> bool:
+        """Whether a cell has an error: it is asked for, and not what others are compared with."""
+        model = self.model
+        changes = model.baseline_row is not None or bool(model.against)
+        return self.is_asked(row) and column != model.baseline_column and not (changes and self.base_of(row) is None)
 
     def left_out(self, row: int) -> str:
         """Why no error is counted for a row, or ""."""
@@ -187,10 +210,14 @@ def check(table: Table) -> None:
         if len(row) != len(table.columns):
             raise bad(f"row {i} has {len(row)} values for {len(table.columns)} columns")
     model = table.model
-    for name in [*model.observe, *model.label, *(column for fit in model.fit for column in fit.columns)]:
+    base_columns = [model.baseline_column] if model.baseline_column else []
+    for name in [*base_columns, *model.observe, *model.label, *(column for fit in model.fit for column in fit.columns)]:
         if name not in table.columns:
             raise bad(f"the model section names a column {name!r}, which is not there")
+    if not all(row.isdecimal() for row in model.against):
+        raise bad("`against` names rows by their numbers")
     named = [*(flag.row for flag in table.flag), *(row for fit in model.fit for row in fit.rows)]
+    named += [*model.rows, *map(int, model.against), *model.against.values()]
     for at in named if model.baseline_row is None else [*named, model.baseline_row]:
         if not 0 <= at < len(table.rows):
             raise bad(f"there is no row {at}; rows are 0 to {len(table.rows) - 1}")

@@ -1,0 +1,56 @@
+"""What is stored of fits is of the machines that ship, and fast studies come to what they came to before."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from firsttouch import machine as machines
+from firsttouch.study import compare as c
+from firsttouch.study import fit as f
+from firsttouch.study.table import shipped
+
+PRESETS = Path(machines.__file__).parent / "presets"
+PLANS = f.plans()
+
+
+def source_of(machine, name):
+    where, field = name.split(".")
+    return getattr(machine.cost, field).source if where == "cost" else machine.zero[field].source
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_stored_fit_is_of_the_machine_that_ships(name):
+    plan, machine = PLANS[name], machines.load(name)
+    stored = msgspec.json.decode((PRESETS / f"{name}.residuals.json").read_bytes(), type=f.Residuals)
+    assert 1 <= len(plan.constant) <= 8
+    assert stored.tables == [table.name for table in f.tables_of(name, list(shipped().values()))]
+    for constant in plan.constant:
+        assert source_of(machine, constant.name) == "fitted to " + ", ".join(stored.tables)
+        value = stored.constants[constant.name]
+        zero = machine.zero.get(constant.name.removeprefix("zero."))
+        assert value == (f.get(machine, constant.name) if zero is None else zero.cold_ns[0])
+    assert set(stored.left_out) <= set(stored.tables)
+    assert len(stored.cells) >= len(plan.constant)
+    assert all(math.isfinite(cell.error_ratio) and cell.role == "fit" for cell in stored.cells)
+
+
+@pytest.mark.parametrize("name", machines.presets())
+def test_every_constant_of_a_machine_says_where_it_is_from(name):
+    machine = machines.load(name)
+    for field in type(machine.cost).__struct_fields__:
+        cost = getattr(machine.cost, field)
+        if isinstance(cost, machines.Cost):
+            assert cost.source, (name, field)
+    assert all(zero.source for zero in machine.zero.values())
+
+
+# Median and worst error in percent. A change of the model that moves one of them has to say so here.
+EXPECTED: dict[str, tuple[float, float]] = {}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_fast_studies_come_to_what_they_came_to_before(name):
+    (study,) = c.compare([shipped()[name]]).studies
+    assert (round(100 * study.median_error, 1), round(100 * study.worst_error, 1)) == EXPECTED[name]
