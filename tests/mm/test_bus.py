@@ -2,15 +2,20 @@
 
 import msgspec
 import numpy as np
+from hand_workload import Hand
 from handmade import PAGE_BYTES, machine
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firsttouch import policy
+from firsttouch._packed import packed
 from firsttouch.machine import Cost
+from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, alloc_block, free_block
 from firsttouch.mm.bus import make_bus, occupy, sweep
-from firsttouch.mm.locks import spinning
+from firsttouch.mm.fault import take_block
+from firsttouch.mm.locks import acquire, make_locks, spinning
 from firsttouch.mm.simulate import simulate
+from firsttouch.mm.world import make_world
 from firsttouch.workload.generators import pft
 
 REMOTE_NS, NODE_PAGES = 70, 1024
@@ -76,3 +81,94 @@ def test_two_cpus_on_a_full_bus_are_no_faster_than_the_bus():
 def test_how_many_spin_solves_the_sum_of_the_turns_ahead():
     for q in range(1, 200):
         assert spinning(q * 700 + q * q * 30 + 1, 700, 30) == 1 + q  # q turns of 700 + 30 q, and a little more
+
+
+# -- distance of lines, and everything else that takes the bus
+
+
+def zeroed_far_and_unzeroed_near():
+    """A world of two nodes before its first event: all of node 0 unzeroed, all of node 1 zeroed."""
+    world = make_world(writes(64), of_nodes(2), policy.load("linux-2.6.10+scrubd-v6"), 4)
+    for pfn in iter(lambda: alloc_block(world.buddy, 0, world.buddy.first.shape[2] - 1, ZEROED), NO_PFN):
+        free_block(world.buddy, 0, pfn, 10, UNZEROED)
+    assert world.buddy.zero_pages.tolist() == [0, NODE_PAGES]
+    return packed(world)
+
+
+def test_a_local_unzeroed_page_is_taken_before_a_remote_zeroed_one():
+    """The zone list decides before the zero state does."""
+    world = zeroed_far_and_unzeroed_near()
+    for _ in range(NODE_PAGES):
+        pfn, z = take_block(world, 0, 0, True)
+        assert (pfn < NODE_PAGES, z) == (True, UNZEROED)
+    pfn, z = take_block(world, 0, 0, True)  # only when its own node has none left
+    assert (pfn >= NODE_PAGES, z) == (True, ZEROED)
+
+
+def test_lines_of_a_remote_page_cost_more_if_they_are_cold():
+    """Zeroed ahead on both nodes: who outgrows the near one fetches 70 ns a line more for the rest."""
+    near, far = of_nodes(2), of_nodes(2, remote_line=REMOTE_NS)
+    spilled = pft(3 * NODE_PAGES // 2 * PAGE_BYTES, lines=3, stride_bytes=PAGE_BYTES)
+    one, two = (simulate(spilled, on, policy.load("linux-6.18+prezero-4k")) for on in (near, far))
+    nr_far = (two.user_ns - one.user_ns) / (3 * REMOTE_NS)
+    assert nr_far == NODE_PAGES // 2
+    assert two.system_ns == one.system_ns
+    hot = [simulate(spilled, on, policy.load("linux-6.18")).user_ns for on in (near, far)]
+    assert hot[0] == hot[1]  # zeroed in the fault
+
+
+def test_a_line_that_crosses_nodes_takes_longer():
+    locks = make_locks(1, nr_cpus=4, nr_nodes=2, remote_ns=50)
+    took = [acquire(locks, 0, 0, cpu, 1000 * i, 10, 20, 0) for i, cpu in enumerate((0, 1, 2, 3, 0, 0))]
+    assert took == [10, 30, 80, 30, 80, 10]
+
+
+def test_a_node_by_itself_knows_no_distance():
+    on = [of_nodes(1, nr_cpus=4, **cost) for cost in ({}, {"remote_page": 70, "remote_line": 70, "remote_handoff": 70})]
+    outcomes = [simulate(writes(64, threads=4), machine, policy.load("linux-2.6.10+scrubd-v6")) for machine in on]
+    assert outcomes[0] == outcomes[1]
+
+
+def copies(nr_threads):
+    """Each of so many processes writes to the 64 pages of their parent, which it thinks apart: copies."""
+    h = Hand([1] * (nr_threads + 1))
+    t, v = h.thread(), h.vma(0, 64)
+    h.write(t, v, *range(64))
+    for i in range(nr_threads):
+        h.write(h.fork(t, mm=i + 1), v, *range(64))
+    h.sleep(t, 10**9)
+    return h.workload()
+
+
+def test_copies_take_the_bus_twice():
+    """A copy of 2,000 ns with pages 300 ns apart takes 600 of the bus: three may be under way, and eight may not."""
+    slow = {"copy_page": 2000, "lock_handoff": 0}
+    alone, limited = (
+        [simulate(copies(nr), of_nodes(1, nr_cpus=9, **slow, **bus), policy.load("linux-6.18")).system_ns / nr
+         for nr in (1, 8)]
+        for bus in ({}, {"bus_page": 300})
+    )  # fmt: skip
+    assert limited[0] == alone[0]
+    assert limited[1] > 1.2 * alone[1]
+
+
+def test_cold_lines_take_their_part_of_the_bus():
+    """All lines of a zeroed page are 64 x 5 ns dearer, and take 300 ns of the bus: too long for eight CPUs at once."""
+    for threads, is_slower in ((1, False), (8, True)):
+        workload = pft(512 * PAGE_BYTES, threads=threads, lines=64, stride_bytes=PAGE_BYTES)
+        plain, limited = (
+            simulate(workload, of_nodes(1, 8, line_cold=6, line_hot=1, **bus), policy.load("linux-6.18+prezero-4k"))
+            for bus in ({}, {"bus_page": 300})
+        )
+        assert (limited.user_ns > plain.user_ns) == is_slower
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.integers(1, 400)), min_size=1, max_size=60))
+def test_no_more_goes_over_a_bus_than_it_carries(transfers):
+    """Whoever asks when: the transfers' time on the bus fits between the first beginning and the last end."""
+    bus, now, last_ns, total = make_bus(1), 0, 0, 0
+    for gap, ns, bus_ns in transfers:
+        now += gap
+        last_ns = max(last_ns, now + occupy(bus, 0, now, ns, bus_ns))
+        total += bus_ns
+    assert last_ns - transfers[0][0] >= total

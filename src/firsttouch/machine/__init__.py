@@ -73,6 +73,8 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lock_waiter: Cost = Cost(ns=0.0, source="typical: queued spin locks, whose waiters do not disturb the holder")
     # several nodes, and several CPUs at one memory
     remote_page: Cost = Cost(ns=0.0, source="typical: one node")  # zeroing a base page of another node takes longer by
+    remote_line: Cost = Cost(ns=0.0, source="typical: one node")  # a line in no cache, of another node, costs more by
+    remote_handoff: Cost = Cost(ns=0.0, source="typical: one node")  # a hand-off from another node's CPU costs more by
     bus_page: Cost = Cost(ns=0.0, source="typical: no limit known")  # least time from page to page that a node zeroes
     line_waiter: Cost = Cost(ns=0.0, source="typical: requests for a line queue")  # as lock_waiter, without a lock
     host_cold_page: Cost | None = None  # extra, per base page that the hypervisor must back first

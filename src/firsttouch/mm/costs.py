@@ -47,6 +47,9 @@ class CostTable(NamedTuple):
     line_waiter: int  # the same for a line that is written to without a lock
     zone_page: int  # one page moved between lists under the zone lock
     remote_page: int  # zeroing a base page of another node takes longer by this
+    remote_cold_page: int  # what its user pays more if that page is another node's
+    remote_handoff: int  # a hand-off from a CPU of another node takes longer by this
+    bus_cold_page: int  # what fetching the user's lines of a cold page takes of the bus
     bus_page: int  # least time from base page to base page that the CPUs of a node zero
     syscall: int
     record: int  # what recording added to each recorded fault
@@ -128,6 +131,9 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         scan_entry=round(cost.scan_entry.ns),
         zone_page=zone_page,
         remote_page=round(cost.remote_page.ns),
+        remote_cold_page=round(lines * cost.remote_line.ns),
+        remote_handoff=round(cost.remote_handoff.ns),
+        bus_cold_page=round(cost.bus_page.ns * lines * machine.line_bytes / machine.page_bytes),
         bus_page=round(cost.bus_page.ns),
         syscall=round(cost.syscall.ns),
         record=round(record),

@@ -23,7 +23,7 @@ from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
 from firsttouch.mm.bus import occupy
 from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
 from firsttouch.mm.hooks import FAILED, LOCK, NR_USER_LOCKS, ORDER, WINDOW, call, note_failure, settle
-from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, share
+from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, node_of, share
 from firsttouch.mm.parts import call_part
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
@@ -359,8 +359,28 @@ def serve(w: World, cpu: int, mm: int, entry: int, kind: int) -> None:
         w.pmap.state[entry] |= WRITTEN
     if w.pmap.state[entry] & COLD:
         w.pmap.state[entry] = int(w.pmap.state[entry]) & ~COLD
-        w.sched.clock_ns[cpu] += w.cost.cold_page
-        w.total[COLD_NS] += w.cost.cold_page
+        ns = w.cost.cold_page
+        if w.cost.remote_cold_page + w.cost.bus_cold_page > 0:
+            ns = cold_touch_ns(w, cpu, int(w.pmap.pfn[entry]))
+        w.sched.clock_ns[cpu] += ns
+        w.total[COLD_NS] += ns
+
+
+@state_kernel
+def cold_touch_ns(w: World, cpu: int, pfn: int) -> int:
+    """What its user pays more for a page in no cache: the lines come from its node's memory, over this node's bus."""
+    ns = w.cost.cold_page
+    if pfn != NO_PFN and zone_of(w.buddy, pfn) != node_of(w.locks, cpu):
+        ns += w.cost.remote_cold_page
+    return on_bus(w, cpu, ns, w.cost.bus_cold_page)
+
+
+@inlined
+def on_bus(w: World, cpu: int, ns: int, bus_ns: int) -> int:
+    """How long a transfer takes that takes `ns` alone and the bus of the CPU's node for `bus_ns`."""
+    if bus_ns == 0:
+        return ns
+    return occupy(w.bus, cpu * len(w.bus.free_at_ns) // len(w.sched.clock_ns), w.sched.clock_ns[cpu], ns, bus_ns)
 
 
 @state_kernel
@@ -423,9 +443,7 @@ def zero_block(w: World, cpu: int, pfn: int, k: int, z: int) -> None:
     node = cpu * nr_nodes // len(w.sched.clock_ns) if nr_nodes > 1 else 0
     if nr_nodes > 1 and zone_of(w.buddy, pfn) != node:
         ns += w.cost.remote_page << k
-    if w.cost.bus_page > 0:
-        ns = occupy(w.bus, node, w.sched.clock_ns[cpu], ns, w.cost.bus_page << k)
-    advance(w, cpu, ns)
+    advance(w, cpu, on_bus(w, cpu, ns, w.cost.bus_page << k))
 
 
 @inlined
@@ -459,7 +477,7 @@ def fill(w: World, cpu: int, t: int) -> None:
     pr = w.progress
     k = int(pr.order[t])
     if pr.service[t] == COW:
-        advance(w, cpu, w.cost.copy_page)
+        advance(w, cpu, on_bus(w, cpu, w.cost.copy_page, 2 * w.cost.bus_page))  # it reads and writes
         w.total[COPIED_BYTES] += w.rules.page_bytes
     else:
         zero_block(w, cpu, int(pr.pfn[t]), k, int(pr.zeroed[t]))

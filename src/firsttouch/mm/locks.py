@@ -35,9 +35,12 @@ class Locks(NamedTuple):
     max_wait_ns: NDArray[np.int64]  # [class]
     hold_ns: NDArray[np.int64]  # [class]
     nr_acquired: NDArray[np.int64]  # [class]
+    nr_cpus: int
+    nr_nodes: int
+    remote_ns: int  # a line that comes from a CPU of another node takes longer by this
 
 
-def make_locks(nr_locks: int) -> Locks:
+def make_locks(nr_locks: int, nr_cpus: int = 1, nr_nodes: int = 1, remote_ns: int = 0) -> Locks:
     """Locks that nobody has had."""
     nr = len(CLASSES)
     return Locks(
@@ -47,6 +50,9 @@ def make_locks(nr_locks: int) -> Locks:
         np.zeros(nr, np.int64),
         np.zeros(nr, np.int64),
         np.zeros(nr, np.int64),
+        nr_cpus,
+        nr_nodes,
+        remote_ns,
     )
 
 
@@ -113,7 +119,16 @@ def travel(locks: Locks, lock: int, cpu: int, handoff_ns: int) -> int:
     """The line of `lock` comes to `cpu`; return how long that takes."""
     last = locks.last_cpu[lock]
     locks.last_cpu[lock] = cpu + 1
-    return 0 if last in (0, cpu + 1) else handoff_ns
+    if last in (0, cpu + 1):
+        return 0
+    far = locks.remote_ns > 0 and node_of(locks, last - 1) != node_of(locks, cpu)
+    return handoff_ns + locks.remote_ns if far else handoff_ns
+
+
+@inlined
+def node_of(locks: Locks, cpu: int) -> int:
+    """The node of a CPU."""
+    return int(cpu * locks.nr_nodes // locks.nr_cpus)
 
 
 @inlined

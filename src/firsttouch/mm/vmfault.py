@@ -50,6 +50,7 @@ from firsttouch.mm.fault import (
     install_reuse,
     is_better_mapped,
     is_last_user,
+    on_bus,
     recorded_cost,
     serve,
     service_of_mapped,
@@ -448,7 +449,7 @@ def copy_step(w: World, cpu: int, t: int) -> None:
         pr.stage[t] = COPY if pr.service[t] == COW else UNLOCK
     else:
         let_go(w, cpu, OBJECT, first if second == NO_OBJECT else second)
-        advance(w, cpu, w.cost.copy_page)
+        advance(w, cpu, on_bus(w, cpu, w.cost.copy_page, 2 * w.cost.bus_page))
         w.total[COPIED_BYTES] += w.rules.page_bytes
         pr.stage[t] = CHUNK
 

@@ -204,7 +204,12 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
             page_bytes=machine.page_bytes,
         ),
         pmap=make_pmap(workload.mm_regions, nr_slots, node_pages * machine.nr_nodes),
-        locks=make_locks(machine.nr_nodes + 2 * nr_mms + nr_slots + (NR_USER_LOCKS if hooks.lock != 0 else 0)),
+        locks=make_locks(
+            machine.nr_nodes + 2 * nr_mms + nr_slots + (NR_USER_LOCKS if hooks.lock != 0 else 0),
+            machine.nr_cpus,
+            machine.nr_nodes,
+            round(machine.cost.remote_handoff.ns),
+        ),
         vma_locks=make_vma_locks(nr_mms, len(workload.vmas.start)),
         bus=make_bus(machine.nr_nodes),
         sched=make_sched(nr_threads, machine.nr_cpus, threads.first, IDLE_YIELDS.index(policy.sched.idle_yield)),
