@@ -36,7 +36,7 @@ def test_help_names_the_verbs_and_no_others() -> None:
     verbs = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line[2:3].strip()}
     assert verbs == {
         "demo", "whatif", "record", "report", "calibrate", "doctor", "policies", "machines", "pft", "run", "trace",
-        "verify",
+        "verify", "study",
     }  # fmt: skip
 
 
