@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import msgspec
 
 from firsttouch.errors import FirsttouchError
 from firsttouch.machine import Machine
-from firsttouch.study.ask import Ask, ask_of, text
+from firsttouch.study.ask import Ask, ask_of, resolve, text
 from firsttouch.study.observe import Seen, observe
 from firsttouch.study.run import Progress, run_all
 from firsttouch.study.table import Table
@@ -139,6 +140,8 @@ def _wanted(table: Table) -> list[_Wanted]:
         for column, value in table.model.observe.items():
             if table.rows[row][table.columns.index(column)] == "":
                 continue  # nothing was printed there
+            if resolve(table, f"observe.{column}", value, row, column) == "":
+                continue  # the table says that this cell is of something else
             observable = text(table, f"observe.{column}", value, row, column)
             out.append(_Wanted(row, column, ask_of(table, row, column), observable))
             if table.is_compared(row, column):
@@ -176,4 +179,6 @@ def _change(table: Table, model: dict[tuple[int, str], float], row: int, column:
     base = (row if base_row is None else base_row, base_column or column)
     if table.model.printed == "percent":
         return published, 100 * (value / model[base] - 1)
+    if table.model.printed == "ratio":
+        return published / table.published(*base), value / model[base] if model[base] else math.inf
     return published - table.published(*base), value - model[base]

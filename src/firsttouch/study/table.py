@@ -66,7 +66,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     baseline_row: int | None = None  # what is compared is the change against this row, or
     against: dict[str, int] = {}  # against another for each row: row -> row, or
     baseline_column: str = ""  # against this column
-    printed: Literal["percent", "value"] = "percent"  # the table prints changes, or values that give them
+    # the table prints changes; or values, of which the difference, or the ratio to what is compared with, is compared
+    printed: Literal["percent", "value", "ratio"] = "percent"
     fit: list[Fit] = []
     shrink: int = 1
     tolerance: float = 0.15  # an error above this is shown as outside
