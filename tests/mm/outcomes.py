@@ -6,11 +6,13 @@ import sys
 import msgspec
 from hand_workload import Hand, linux, recorded, small_machine
 
+from firsttouch import policy
 from firsttouch.mm.simulate import simulate
 from firsttouch.workload import SHARED, SHMEM, WRITABLE, WRITE
 
 POLICIES = ("", "+thp", "+mthp-16k+mthp-64k", "+populate", "+prezero-4k", "-per-vma-lock+fault-around-4", "+promote-50",
             "+promote-later-10")  # fmt: skip
+FREEBSD = ("freebsd-13", "freebsd-13+pv-one", "freebsd-13+reservations+pv-superpage-batch")
 
 
 def family():
@@ -70,10 +72,12 @@ def workloads(small):
 
 def outcomes(small):
     """{workload and policy: outcome}"""
+    chosen = {diffs: quick(linux(diffs)) for diffs in (POLICIES[1::2] if small else POLICIES)}
+    chosen |= {name: policy.load(name) for name in (FREEBSD[2:] if small else FREEBSD)}
     return {
-        f"{name} {diffs}": msgspec.to_builtins(simulate(workload, small_machine(2), quick(linux(diffs))))
+        f"{name} {which}": msgspec.to_builtins(simulate(workload, small_machine(2), chosen[which]))
         for name, workload in workloads(small).items()
-        for diffs in (POLICIES[1::2] if small else POLICIES)
+        for which in chosen
     }
 
 

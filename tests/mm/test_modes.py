@@ -49,7 +49,7 @@ def test_with_bounds_checks():
 def test_outcomes_are_worth_comparing():
     """Each policy leaves its mark on the set."""
     found = here(small=True)
-    assert len(found) == 8
+    assert len(found) == 10
     assert len({json.dumps(outcome["faults_by_kind"]) for outcome in found.values()}) >= 4
     assert found["crowd +promote-later-10"]["promotions"] > 0
     assert all(sum(outcome["lock_wait_ns"].values()) > 0 for outcome in found.values())
