@@ -49,6 +49,8 @@ class CostTable(NamedTuple):
     remote_page: int  # zeroing a base page of another node takes longer by this
     remote_cold_page: int  # what its user pays more if that page is another node's
     remote_handoff: int  # a hand-off from a CPU of another node takes longer by this
+    # Zeroing a page moves each line over the bus twice: it is fetched, and written back. Copying moves three for each.
+    bus_copy_page: int
     bus_cold_page: int  # what fetching the user's lines of a cold page takes of the bus
     bus_page: int  # least time from base page to base page that the CPUs of a node zero
     syscall: int
@@ -133,7 +135,8 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         remote_page=round(cost.remote_page.ns),
         remote_cold_page=round(lines * cost.remote_line.ns),
         remote_handoff=round(cost.remote_handoff.ns),
-        bus_cold_page=round(cost.bus_page.ns * lines * machine.line_bytes / machine.page_bytes),
+        bus_copy_page=round(cost.bus_page.ns * 3 / 2),
+        bus_cold_page=round(cost.bus_page.ns / 2 * lines * machine.line_bytes / machine.page_bytes),
         bus_page=round(cost.bus_page.ns),
         syscall=round(cost.syscall.ns),
         record=round(record),

@@ -477,7 +477,7 @@ def fill(w: World, cpu: int, t: int) -> None:
     pr = w.progress
     k = int(pr.order[t])
     if pr.service[t] == COW:
-        advance(w, cpu, on_bus(w, cpu, w.cost.copy_page, 2 * w.cost.bus_page))  # it reads and writes
+        advance(w, cpu, on_bus(w, cpu, w.cost.copy_page, w.cost.bus_copy_page))
         w.total[COPIED_BYTES] += w.rules.page_bytes
     else:
         zero_block(w, cpu, int(pr.pfn[t]), k, int(pr.zeroed[t]))

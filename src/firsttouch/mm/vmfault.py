@@ -449,7 +449,7 @@ def copy_step(w: World, cpu: int, t: int) -> None:
         pr.stage[t] = COPY if pr.service[t] == COW else UNLOCK
     else:
         let_go(w, cpu, OBJECT, first if second == NO_OBJECT else second)
-        advance(w, cpu, on_bus(w, cpu, w.cost.copy_page, 2 * w.cost.bus_page))
+        advance(w, cpu, on_bus(w, cpu, w.cost.copy_page, w.cost.bus_copy_page))
         w.total[COPIED_BYTES] += w.rules.page_bytes
         pr.stage[t] = CHUNK
 
