@@ -71,7 +71,7 @@ def test_a_users_hook_can_be_the_adaptive_window(tmp_path_factory, runs):
         simulate(hand.workload(), small_machine(), policy.load(f"linux-2.6.10+{diff}"))
         for diff in ("prefault-adaptive", str(file))
     )
-    names = dict.fromkeys(("policy", "available", "apply"), "")
+    names = {"policy": "", "available": "", "apply": "", "answers_bounded": {}}  # windows past the end are counted
     assert msgspec.structs.replace(own, **names) == msgspec.structs.replace(built_in, **names)
 
 
