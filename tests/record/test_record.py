@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -506,20 +507,24 @@ def test_as_is_leaves_huge_pages_alone(target):
 
 
 @pytest.mark.root
-def test_an_ordinary_user_records_basic_and_is_told_why(tmp_path):
+def test_an_ordinary_user_records_basic_and_is_told_why():
     """As nobody, with only the right to read this test's Python; perf events know nothing of that right."""
     if shutil.which("setpriv") is None:
         pytest.skip("there is no setpriv here")
     if (pe.paranoid() or 0) > 2:
         pytest.skip("perf_event_paranoid keeps ordinary users out")
-    tmp_path.chmod(0o777)
-    for folder in (tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are for its user alone
+        folder = Path(name)
+        folder.chmod(0o777)
+        records_as_nobody(folder)
+
+
+def records_as_nobody(folder):
     script = (
         "from firsttouch.record.recorder import attach, record\n"
-        f"r = record(['/bin/ls', '/'], {str(tmp_path / 'r.ftt')!r}); print(r.level, r.why)\n"
+        f"r = record(['/bin/ls', '/'], {str(folder / 'r.ftt')!r}); print(r.level, r.why)\n"
         "try:\n"
-        f"    attach(1, 1, {str(tmp_path / 'a.ftt')!r})\n"
+        f"    attach(1, 1, {str(folder / 'a.ftt')!r})\n"
         "except Exception as error:\n"
         "    print(error)\n"
     )
@@ -528,9 +533,9 @@ def test_an_ordinary_user_records_basic_and_is_told_why(tmp_path):
               f"--ambient-caps={rights}", f"--bounding-set={rights}"]  # fmt: skip
     done = subprocess.run(
         [*nobody, sys.executable, "-c", script], capture_output=True, text=True, check=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)},
+        env={**os.environ, "XDG_CACHE_HOME": str(folder), "HOME": str(folder)},
     )  # fmt: skip
     assert "basic " in done.stdout
     assert "tracefs" in done.stdout or "root may" in done.stdout
     assert "for pid 1: Permission denied; that process belongs to another user" in done.stdout
-    assert not (tmp_path / "a.ftt").exists()
+    assert not (folder / "a.ftt").exists()
