@@ -24,7 +24,7 @@ from firsttouch.mm.bus import occupy
 from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
 from firsttouch.mm.hooks import FAILED, LOCK, NR_USER_LOCKS, ORDER, WINDOW, call, note_failure, settle
 from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, node_of, share
-from firsttouch.mm.parts import call_part
+from firsttouch.mm.parts import call_part, part
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
     ANON_RO,
@@ -153,34 +153,34 @@ def recorded_cost(w: World, kind: int, flags: int, state: int) -> int:
     return c.trap + c.record + c.alloc + c.zone_page + (c.copy_page if copied else c.zero_temporal[0])
 
 
-@state_kernel
-def touch(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
+@part
+def touch(w: World, cpu: int, t: int, e: int, limit_ns: int) -> int:
     """Do (or go on with) one touch of event `e` of thread `t`; return whether it is done, or stopped past the limit."""
     mm = int(w.progress.mm[t])
     page = w.progress.step[t]
     if w.progress.stage[t] < ALLOC:
         slot = need_slot(w.pmap, mm, page)
         if slot == NO_SLOT:
-            return True
+            return 1
         if not enter(w, cpu, t, e, mm, slot, entry_of(slot, page)):
-            return True
+            return 1
         if w.sched.clock_ns[cpu] > limit_ns:
-            return False
+            return 0
     if w.progress.stage[t] == ALLOC:
         if not allocate(w, cpu, t):
-            return True
+            return 1
         if w.sched.clock_ns[cpu] > limit_ns:
-            return False
+            return 0
     if w.progress.stage[t] == FILL:
         fill(w, cpu, t)
         if w.sched.clock_ns[cpu] > limit_ns:
-            return False
+            return 0
     while w.progress.stage[t] == AHEAD:
         map_next(w, cpu, t, mm)
         if w.sched.clock_ns[cpu] > limit_ns:
-            return False
+            return 0
     install(w, cpu, t, e, mm)
-    return True
+    return 1
 
 
 @inlined

@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 
 from firsttouch._packed import packed
-from firsttouch.mm import freebsd, khugepaged, locks, neighbours, tablepages, userscrub, vmfault, vmlocks, vmspace
+from firsttouch.mm import (
+    fault,
+    freebsd,
+    khugepaged,
+    locks,
+    neighbours,
+    tablepages,
+    userscrub,
+    vmfault,
+    vmlocks,
+    vmspace,
+)
 from firsttouch.mm.hooks import Hooks
 from firsttouch.mm.outcome import LockUse
 from firsttouch.mm.parts import NO_PARTS, Part
@@ -21,7 +32,7 @@ from firsttouch.workload import ANON
 
 def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
     """The parts of `policy` and of a user's functions, by their places in `World.parts`."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, Part] = {"touch": fault.touch}
     if policy.percpu.rules == "page-queues":
         parts |= {"take_block": freebsd.take_block, "free_folio": freebsd.free_folio}
     if policy.zero.scrub == "pagezero":
@@ -50,8 +61,6 @@ def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
 def with_parts(world: World, policy: Policy) -> World:
     """`world` with the parts of `policy` compiled and in their places."""
     parts = parts_of(policy, world.hooks)
-    if not parts:
-        return world
     layout = packed(world)
     return world._replace(parts=NO_PARTS._replace(**{place: part.place(layout) for place, part in parts.items()}))
 

@@ -4,6 +4,9 @@ Compiling all that the model knows for each first run would take minutes. So wha
 state kernel `(w, a, b, c, d) -> int` over the world, marked `@part`, that the model calls by its address through
 `call_part`. A policy without it has 0 at that place of `World.parts`, and nothing is compiled.
 
+A part is also compiled once only, where a state kernel is compiled again with each of its callers. So the largest
+function, one touch, is a part for every kernel.
+
     @part
     def touch(w, cpu, t, e, limit_ns): ...
 
@@ -88,7 +91,7 @@ class Parts(NamedTuple):
     fork_tables: Any  # in place of pmap.fork_tables
     table_needed: Any  # in a fault, before its page table is looked at
     table_freed: Any  # at the end of an address space, for each of its page tables
-    touch: Any  # in place of fault.touch: cpu, thread, event, limit_ns
+    touch: Any  # one touch: cpu, thread, event, limit_ns; whether it is done. Every kernel has one
     event: Any  # in place of simulate's MAP, POPULATE, UNMAP, MOVE, of copying at FORK, of teardown: the same
 
 

@@ -31,7 +31,6 @@ from firsttouch.mm.fault import (
     entry_of,
     free_folio,
     take_block,
-    touch,
     zero_block,
 )
 from firsttouch.mm.hooks import blame
@@ -242,7 +241,7 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
             if s.clock_ns[cpu] > limit_ns:
                 return
         if w.events.op[e] == TOUCH:
-            if touch_of_kernel(w, cpu, t, e, limit_ns):
+            if call_part(w.parts.touch, w, cpu, t, e, limit_ns) != 0:  # as the policy's kernel serves it
                 pr.stage[t] = THINK
                 pr.step[t] += max(1, w.events.arg[e])
                 if pr.step[t] >= w.events.end[e]:
@@ -251,23 +250,15 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
                 return
         elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE, MEASURE):
             return  # another CPU may have come to life, with a clock that is now the limit
-        if w.parts.touch != 0 and w.vmlocks.granted[0] != 0:
+        if w.parts.event != 0 and w.vmlocks.granted[0] != 0:
             w.vmlocks.granted[0] = 0
             return  # as above: one that waited for a lock
 
 
 @inlined
-def touch_of_kernel(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
-    """One touch, as the policy's kernel serves it."""
-    if w.parts.touch != 0:
-        return bool(call_part(w.parts.touch, w, cpu, t, e, limit_ns) != 0)
-    return touch(w, cpu, t, e, limit_ns)
-
-
-@inlined
 def holds_locks(w: World, cpu: int) -> bool:
     """Whether the thread on a CPU holds locks that others wait for in queues: it is not preempted then."""
-    return bool(w.parts.touch != 0 and w.vmlocks.held[cpu] > 0)
+    return bool(w.parts.event != 0 and w.vmlocks.held[cpu] > 0)
 
 
 @inlined
