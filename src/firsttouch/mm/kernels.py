@@ -58,9 +58,9 @@ def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
     return parts
 
 
-def with_parts(world: World, policy: Policy) -> World:
-    """`world` with the parts of `policy` compiled and in their places."""
-    parts = parts_of(policy, world.hooks)
+def with_parts(world: World, policy: Policy, other_event: Part) -> World:
+    """`world` with the parts of `policy`, and that of the event loop, compiled and in their places."""
+    parts = parts_of(policy, world.hooks) | {"other_event": other_event}
     layout = packed(world)
     return world._replace(parts=NO_PARTS._replace(**{place: part.place(layout) for place, part in parts.items()}))
 

@@ -92,6 +92,7 @@ class Parts(NamedTuple):
     table_needed: Any  # in a fault, before its page table is looked at
     table_freed: Any  # at the end of an address space, for each of its page tables
     touch: Any  # one touch: cpu, thread, event, limit_ns; whether it is done. Every kernel has one
+    other_event: Any  # simulate.other_event: the same; whether the thread keeps its CPU
     event: Any  # in place of simulate's MAP, POPULATE, UNMAP, MOVE, of copying at FORK, of teardown: the same
 
 

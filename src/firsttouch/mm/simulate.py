@@ -37,7 +37,7 @@ from firsttouch.mm.hooks import blame
 from firsttouch.mm.kernels import lock_bytes, lock_uses, with_parts
 from firsttouch.mm.locks import MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
-from firsttouch.mm.parts import call_part
+from firsttouch.mm.parts import call_part, part
 from firsttouch.mm.placement import BY_IDLE, nr_alive, place_of, start
 from firsttouch.mm.pmap import (
     ANON_RW,
@@ -248,7 +248,7 @@ def run_thread(w: World, cpu: int, limit_ns: int) -> None:
                     next_event(w, t, e + 1)
             if w.total[OUT_OF_MEMORY] or w.pmap.counts[SLOTS_FULL]:
                 return
-        elif not other_event(w, cpu, t, e, limit_ns) or w.events.op[e] in (FORK, WAKE, MEASURE):
+        elif call_part(w.parts.other_event, w, cpu, t, e, limit_ns) == 0 or w.events.op[e] in (FORK, WAKE, MEASURE):
             return  # another CPU may have come to life, with a clock that is now the limit
         if w.parts.event != 0 and w.vmlocks.granted[0] != 0:
             w.vmlocks.granted[0] = 0
@@ -287,17 +287,17 @@ def think(w: World, cpu: int, t: int) -> bool:
     return bool(pr.think_ns[t] == 0)
 
 
-@state_kernel
-def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
-    """Do (or go on with) an event that is not a touch. False if the thread left the CPU."""
+@part
+def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> int:
+    """Do (or go on with) an event that is not a touch. 0 if the thread left the CPU, else 1."""
     op = int(w.events.op[e])
     s, pr = w.sched, w.progress
     if w.parts.event != 0 and is_of_space(w, t, op):
         if call_part(w.parts.event, w, cpu, t, e, limit_ns) == 0:
-            return True
+            return 1
         if op not in (FORK, EXEC, EXIT):
             done(w, t, e)
-            return True
+            return 1
     if op == UNMAP:
         if unmap_step(w, cpu, t, e):
             done(w, t, e)
@@ -327,24 +327,24 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
         else:
             add_timer(s, t, s.clock_ns[cpu] + w.events.page[e])
         leave_cpu(s, cpu, w.rules.quantum_ns)
-        return False
+        return 0
     elif op == JOIN:
         done(w, t, e)
         if join(s, t, w.events.arg[e]):
             leave_cpu(s, cpu, w.rules.quantum_ns)
-            return False
+            return 0
     elif op == WAIT:
         done(w, t, e)
         if wait(s, t):
             leave_cpu(s, cpu, w.rules.quantum_ns)
-            return False
+            return 0
     elif op == WAKE:
         wake_waiting(s, w.events.arg[e], s.clock_ns[cpu], w.rules.quantum_ns)
         done(w, t, e)
     else:  # EXEC, EXIT: the last thread of an address space takes it down
         mm = int(pr.mm[t])
         if w.parts.event == 0 and w.mm_users[mm] == 1 and not teardown_step(w, cpu, t, mm):
-            return True
+            return 1
         w.mm_users[mm] -= 1
         w.total[LIVE_MMS] -= w.mm_users[mm] == 0
         if op == EXEC:
@@ -355,8 +355,8 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> bool:
             w.total[WALL_NS] = max(w.total[WALL_NS], s.clock_ns[cpu])
             end_thread(s, t, s.clock_ns[cpu], w.rules.quantum_ns)
             leave_cpu(s, cpu, w.rules.quantum_ns)
-            return False
-    return True
+            return 0
+    return 1
 
 
 @inlined
@@ -589,7 +589,7 @@ def replay(workload: Workload, machine: Machine, policy: Policy) -> World:
     nr_regions = int(workload.mm_regions.sum())
     nr_slots = min(nr_regions, max(MIN_SLOTS, 2 * int(workload.mm_regions.max(initial=1))))
     while True:
-        world = with_parts(make_world(workload, machine, policy, max(1, nr_slots)), policy)
+        world = with_parts(make_world(workload, machine, policy, max(1, nr_slots)), policy, other_event)
         run(packed(world))
         counted = None
         while world.total[PAUSED]:
