@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from study_table import TABLE
 
 from firsttouch import machine as machines
 from firsttouch.study import compare as c
@@ -9,28 +10,6 @@ from firsttouch.study import fit as f
 from firsttouch.study.ask import ask_of
 from firsttouch.study.run import run_ask
 from firsttouch.study.table import Table, decode, shipped
-
-TABLE = """
-schema = 1
-name = "t"
-columns = ["threads", "rate", "other"]
-rows = [[1, 2.0, "4"], [2, 3.0, ""], [3, 1.0, "7"]]
-[[flag]]
-row = 2
-why = "a copy"
-leave_out = true
-[model]
-machine = "piii450x2"
-policy = "linux-2.6.10"
-generator = "pft"
-fit = [{ rows = [0], columns = ["rate"] }]
-[model.parameters]
-nr_bytes = 4194304
-threads = { from = "threads" }
-[model.observe]
-rate = "pages_per_wall_s"
-other = "cpu_s"
-"""
 
 
 def table(text: str = TABLE, **changes: object) -> Table:
