@@ -153,14 +153,20 @@ def removal_ns(w: World) -> int:
     return int(w.cost.walk + w.cost.install)
 
 
-@state_kernel
-def remove_page(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> int:
-    """Unmap a page, keep it for `free_page_step` if nobody else maps it; the chunk that became empty, or NO_CHUNK."""
-    chunk = remove_entry(w.pv, mm, entry)
+@inlined
+def clear_and_keep(w: World, t: int, mm: int, slot: int, entry: int) -> None:
+    """Clear an entry; a page that nobody maps now is kept for `free_page_step`."""
     pfn = clear_entry(w.pmap, mm, slot, entry)
     if pfn != NO_PFN:
         w.buddy.next[pfn] = w.vmobject.freed[t]
         w.vmobject.freed[t] = pfn
+
+
+@state_kernel
+def remove_page(w: World, cpu: int, t: int, mm: int, slot: int, entry: int) -> int:
+    """Unmap a page; the chunk that became empty, or NO_CHUNK."""
+    chunk = remove_entry(w.pv, mm, entry)
+    clear_and_keep(w, t, mm, slot, entry)
     advance(w, cpu, removal_ns(w))
     return chunk
 
@@ -170,10 +176,7 @@ def remove_superpage(w: World, cpu: int, t: int, mm: int, slot: int) -> int:
     """The same for the pages of a superpage, which has one entry and one place on a list."""
     chunk = remove_entry(w.pv, mm, slot * PMD_PAGES)
     for entry in range((slot + 1) * PMD_PAGES - 1, slot * PMD_PAGES - 1, -1):
-        pfn = clear_entry(w.pmap, mm, slot, entry)
-        if pfn != NO_PFN:
-            w.buddy.next[pfn] = w.vmobject.freed[t]
-            w.vmobject.freed[t] = pfn
+        clear_and_keep(w, t, mm, slot, entry)
     advance(w, cpu, removal_ns(w))
     return chunk
 
