@@ -6,7 +6,8 @@ comes with `pip install 'firsttouch[docs]'`. The same result gives the same byte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,11 @@ def page(study: Study, table: Table, result: Studies) -> str:
 
 
 def plot(study: Study, table: Table, path: Path) -> None:
-    """Published points, the model's line, and the errors below, a colour a column."""
+    """Published points (circles), the model's (crosses), and the errors below, a colour a column.
+
+    Points are joined only where rows differ in one number. Columns that are thousands of times apart, as counts and
+    seconds are, have panels of their own.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -95,35 +100,60 @@ def plot(study: Study, table: Table, path: Path) -> None:
 
     columns = list(dict.fromkeys(cell.column for cell in study.cells))
     rows = list(dict.fromkeys(cell.row for cell in study.cells))
+    joined = "-" if is_series(rows) else ""
+    of_column = {column: [cell for cell in study.cells if cell.column == column] for column in columns}
+    panels = alike([max(abs(cell.published) for cell in mine) for mine in of_column.values()])
     with matplotlib.rc_context({"svg.hashsalt": study.table, "svg.fonttype": "none", "font.size": 8}):
-        figure, axes = pyplot.subplots(2, 1, figsize=(7, 5), sharex=True, height_ratios=(3, 1), layout="constrained")
-        top: Any = axes[0]
-        below: Any = axes[1]
-        for i, column in enumerate(columns):
-            mine = [cell for cell in study.cells if cell.column == column]
+        nr = max(panels) + 1
+        figure, all_axes = pyplot.subplots(
+            nr + 1, 1, figsize=(7, 3 + 2 * nr), sharex=True, height_ratios=[*[3] * nr, 1], layout="constrained"
+        )
+        axes: Any = all_axes
+        below = axes[-1]
+        for i, (column, mine) in enumerate(of_column.items()):
+            top = axes[panels[i]]
             at = [rows.index(cell.row) for cell in mine]
             colour = f"C{i % 10}"
-            top.plot(at, [cell.model for cell in mine], "-", color=colour, label=f"{column}, model")
+            top.plot(at, [cell.model for cell in mine], "x" + joined, color=colour, label=f"{column}, model")
             for role, face in (("predict", colour), ("fit", "none")):
                 points = [(x, cell.published) for x, cell in zip(at, mine, strict=True) if cell.role == role]
                 if points:
                     name = f"{column}, published ({ROLES[role]})"
                     top.plot(*zip(*points, strict=True), "o", color=colour, markerfacecolor=face, label=name)
-            below.plot(at, [100 * cell.error_ratio for cell in mine], "o-", color=colour, markersize=3)
-        if all(cell.published > 0 and cell.model > 0 for cell in study.cells):
-            top.set_yscale("log")
+            below.plot(at, [100 * cell.error_ratio for cell in mine], "o" + joined, color=colour, markersize=3)
+        for panel, top in enumerate(axes[:-1]):
+            shown = [cell for k, mine in enumerate(of_column.values()) if panels[k] == panel for cell in mine]
+            if all(cell.published > 0 and cell.model > 0 for cell in shown):
+                top.set_yscale("log")
+            top.legend(fontsize=6)
         limit = 100 * table.model.tolerance
         below.axhspan(-limit, limit, color="0.9", zorder=0)
         below.set_ylabel("error, %")
         below.set_xticks(range(len(rows)), [row.replace(" ", "\n") for row in rows], fontsize=7)
-        top.legend(fontsize=6)
-        top.set_title(study.table)
+        axes[0].set_title(study.table)
         try:
             figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
         except OSError as error:
             raise FirsttouchError(f"cannot write {path}: {error.strerror}", "name another folder with --docs") from None
         finally:
             pyplot.close(figure)
+
+
+def is_series(rows: Sequence[str]) -> bool:
+    """Whether rows, written `key=value key=value`, differ in numbers only: then a line between two means something."""
+    shapes = {tuple(re.sub(r"=\d+(\.\d+)?$", "=N", word) for word in row.split(" ")) for row in rows}
+    return len(rows) > 1 and len(shapes) == 1 and any("=N" in word for word in shapes.pop())
+
+
+def alike(sizes: Sequence[float], apart: float = 1000.0) -> list[int]:
+    """For each size the number of its group: it begins one where it is more than `apart` times the last one's least."""
+    groups, group, limit = [0] * len(sizes), 0, 0.0
+    for k in sorted(range(len(sizes)), key=lambda k: sizes[k]):
+        if limit and sizes[k] > limit:
+            group, limit = group + 1, 0.0
+        groups[k] = group
+        limit = limit or sizes[k] * apart
+    return groups
 
 
 def _cell(text: str) -> str:
