@@ -1,9 +1,11 @@
 """The pool beneath a NumPy, in a process of its own each time: installing, forks, threads, exits, what it refuses."""
 
+import os
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +136,19 @@ def test_a_context_has_a_pool_of_its_own(run):
         ("ft.pool.install(busy=2)", "not installed: busy is 2"),
         ("np.__version__ = '3.0.0'; ft.pool.install()", "not installed: the pool knows the C API of NumPy 2"),
         ("sys.platform = 'darwin'; ft.pool.install()", "not installed: the pool needs 64-bit Linux"),
+        (
+            "import struct; struct.calcsize = lambda _: 4; ft.pool.install()",
+            "not installed: the pool needs 64-bit Linux",
+        ),
+        ("sys.implementation.name = 'pypy'; ft.pool.install()", "not installed: the pool needs CPython"),
+        (
+            "from firsttouch.pool import limits; limits.available_bytes = lambda: 100 * MIB; ft.pool.install('1GiB')",
+            "1 GiB is more than there is; it may take 80 MiB",  # a control group's limit
+        ),
+        (
+            "from firsttouch.pool import limits; limits.available_bytes = lambda: 10 * MIB; ft.pool.install('1GiB')",
+            "not installed: a pool of 8 MiB is too small to be of use (10 MiB are available)",
+        ),
         (
             "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30)); ft.pool.install('2GiB')",
             "not installed: cannot map",
@@ -331,12 +346,41 @@ def test_tracemalloc_sees_arrays_as_before(run):
     assert out == "fine\n"
 
 
-def test_a_kill_leaves_nothing_behind():
+REFUSE_ADVICE = """
+import struct
+def refuse(advice):
+    # a filter of system calls: madvise with this advice fails, as on a kernel that does not know it
+    words = ((0x20, 0, 0, 0), (0x15, 0, 3, 28), (0x20, 0, 0, 32), (0x15, 0, 1, advice), (6, 0, 0, 0x50016),
+             (6, 0, 0, 0x7FFF0000))
+    text = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *each) for each in words))
+    program = struct.pack("<HxxxxxxQ", len(words), ctypes.addressof(text))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+refuse(int(sys.argv[1]))
+pool = ft.pool.install("128MiB", threshold="1MiB", populate="32MiB", strict=True)
+until(lambda: pool.stats().populated_bytes >= 32 * MIB)
+array = np.zeros(3 * MIB)
+assert owned(pool, array) and array.max() == 0
+print(pool.superpages)
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are x86-64's")
+@pytest.mark.parametrize("advice", [14, 23], ids=["no superpages", "no MADV_POPULATE_WRITE"])
+def test_kernels_that_lack_an_advice(run, advice):
+    superpages = "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    assert run(code(REFUSE_ADVICE), str(advice)) == f"{superpages and advice != 14}\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_kill_leaves_nothing_behind(how):
     script = code("ft.pool.install('64MiB'); kept = np.zeros(2**22); print('up', flush=True); time.sleep(600)")
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "up\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == -signal.SIGTERM
+    mine = Path(f"/proc/{process.pid}")
+    assert "ft-scrub\n" in [(task / "comm").read_text() for task in (mine / "task").iterdir()]
+    process.send_signal(how)
+    assert process.wait(30) == -how and not mine.exists()
     process.stdout.close()
 
 
