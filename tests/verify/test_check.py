@@ -70,7 +70,8 @@ def faked(fake: type[FakeKernel], hand_trace: Path, round_machine: Path) -> Any:
 
     def run(**options: Any) -> Verification:
         subject = Subject("hand", ["true"], trace=str(hand_trace), **options.pop("subject", {}))
-        options = {"knob_names": ["no-thp"], "nr_runs": 3, "machine": machines.load(round_machine)} | options
+        mine = {"knob_names": ["no-thp"], "nr_runs": 3, "extra_s": 0, "machine": machines.load(round_machine)}
+        options = mine | options
         return verify([subject], **options)
 
     return run
@@ -101,6 +102,16 @@ def test_a_right_count_passes_and_a_wrong_one_fails(faked: Any, fake: type[FakeK
 def test_the_number_of_runs_is_what_was_asked_for(faked: Any, fake: type[FakeKernel]) -> None:
     faked(nr_runs=4, nr_recordings=2)
     assert [name for name, _ in fake.ran] == ["base pages"] * 3 + ["no-thp"] * 4
+
+
+def test_a_short_program_is_executed_more_than_once_a_run(faked: Any, fake: type[FakeKernel]) -> None:
+    result = faked(nr_runs=2, extra_s=0.02)
+    executions = {run.executions for run in result.programs[0].runs}
+    assert len(executions) == 1
+    (times,) = executions
+    assert times == 4  # 2 ms each, 2 runs and the plain one
+    assert [name for name, _ in fake.ran] == ["base pages"] * (2 + times) + ["no-thp"] * 2 * times
+    assert any("executions" in note for note in result.programs[0].notes)
 
 
 def test_a_knob_that_changes_what_a_program_calls_has_plain_runs_of_its_own(

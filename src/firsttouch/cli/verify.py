@@ -33,6 +33,12 @@ def verify(
     ] = None,
     runs: Annotated[int, typer.Option(min=1, metavar="N", help="Runs under each knob.")] = 3,
     recordings: Annotated[int, typer.Option(min=1, metavar="N", help="Recordings that a prediction rests on.")] = 1,
+    extra: Annotated[
+        float,
+        typer.Option(
+            "--extra-seconds", min=0, metavar="S", help="Time a program for executing it more than once a run."
+        ),
+    ] = 8.0,
     machine: Annotated[
         str | None, typer.Option(metavar="M", help="A machine's name or file. Default: this host, measured.")
     ] = None,
@@ -78,7 +84,13 @@ def verify(
         subjects = [manifest.ready(program, Path(folder)) for program in chosen] or subjects
         with terminal.StepProgress() as progress:
             result = check.verify(
-                subjects, knob_names=names, nr_runs=runs, nr_recordings=recordings, machine=costs, progress=progress
+                subjects,
+                knob_names=names,
+                nr_runs=runs,
+                nr_recordings=recordings,
+                extra_s=extra,
+                machine=costs,
+                progress=progress,
             )
     if output is not None:
         import msgspec

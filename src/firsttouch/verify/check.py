@@ -43,6 +43,7 @@ RECORDING_RATIO = 1.5  # what a recorded run takes, in plain ones: an estimate
 DIFFERS_RATIO = 0.01  # faults of like runs that differ by more than this are worth a word
 OBSERVABLES = tuple(claims_.TOLERANCE_RATIO)
 BASE_KNOB = "never"
+EXTRA_S = 8.0  # for executing short programs more than once a run
 _DISTURBANCES = (("collapsed", "huge pages made by khugepaged"), ("fallbacks", "faults without a free huge page"))
 
 
@@ -166,6 +167,7 @@ def verify(
     knob_names: Sequence[str] = catalogue.DEFAULT,
     nr_runs: int = 3,
     nr_recordings: int = 1,
+    extra_s: float = EXTRA_S,
     machine: Machine | None = None,
     progress: Progress | None = None,
 ) -> Verification:
@@ -181,6 +183,8 @@ def verify(
         Rounds over the knobs; fixed now.
     nr_recordings
         Recordings that a prediction is the median of.
+    extra_s
+        Seconds for each program that may be spent on executing it more than once a run: see `runs`.
     machine
         What things cost. Default: the calibration of this host, measured quickly now if there is none.
     progress
@@ -213,7 +217,7 @@ def verify(
                 continue
             study = _Study(subject, Path(folder), kernel, say, machine)
             with Launcher(Path(folder)) as launcher:
-                result, claims = study.run(launcher, settings, nr_runs, nr_recordings)
+                result, claims = study.run(launcher, settings, nr_runs, nr_recordings, extra_s)
             results.append(result)
             all_claims += claims
     return Verification(
@@ -259,19 +263,24 @@ class _Study:
         )
 
     def run(
-        self, launcher: Launcher, settings: Sequence[Setting], nr_runs: int, nr_recordings: int
+        self, launcher: Launcher, settings: Sequence[Setting], nr_runs: int, nr_recordings: int, extra_s: float
     ) -> tuple[ProgramResult, list[Claim]]:
         """All of it, from the plain run to the claims."""
         settings = [self._opted(setting) for setting in settings]
         able = [setting for setting in settings if not setting.refused]
         plain = self._plain(launcher, nr_recordings)
         plains: dict[tuple[tuple[str, str], ...], Plain] = {(): plain}
-        total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + nr_runs * len(able))
+        times = runs_.executions_for(plain.system_ns, plain.wall_ns, nr_runs * len(able) + 1, extra_s * 1e9)
+        total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + (nr_runs * len(able) + 1) * times)
         text = f"{self.subject.name}: {nr_runs} runs under each of {len(able)} knobs take about {format_ns(total_ns)}"
+        if times > 1:
+            self.notes.append(f"each run is {times} executions: the kernel splits CPU time by ticks of some ms")
+            plain = plains[()] = self._plain(launcher, 1, times=times)
         self.say(text + ("; fewer: --runs, --knobs" if total_ns > 600e9 else ""))
         if not launcher.fixed_addresses:
             self.notes.append("addresses stay randomised here, which moves what huge pages fit by some percent")
         predictions: dict[str, dict[str, Predicted]] = {}
+        unders: dict[str, list[list[Outcome]]] = {}
         recorded: dict[tuple[tuple[str, str], ...], list[Recorded]] = {}
         bases: dict[tuple[tuple[str, str], ...], list[list[Outcome]]] = {}
         for setting in able:
@@ -285,14 +294,25 @@ class _Study:
                 bases[key] = outcomes(recorded[key], self.machine, self.base)
             same = setting.policy.name == self.base.name
             under = bases[key] if same else outcomes(recorded[key], self.machine, setting.policy)
+            unders[setting.name] = under
             predictions[setting.name] = predict(recorded[key], under, bases[key], plains[key])
         peak_bytes = int(max([p["peak_rss_bytes"].value for p in predictions.values()], default=0))
 
         def run(job: Job, setting: Setting, number: int) -> Run:
             advised = setting.policy.superpage.thp != "never" or bool(setting.policy.superpage.mthp_madvise)
-            return launcher.run(job, setting, number, host_cold=runs_.warm(peak_bytes, advised))
+
+            def execute() -> Run:
+                return launcher.run(job, setting, number, host_cold=runs_.warm(peak_bytes, advised))
+
+            return runs_.executed(execute, times, job)
 
         found = runs_.interleaved(self.job, able, nr_runs, self.kernel, run, self.say)
+        with_base_pages = [run for run in found.get(BASE_KNOB, []) if not (run.failed or run.host_cold)]
+        if with_base_pages:
+            anchor = _plain_of(with_base_pages)
+            for setting in able:
+                if setting.name != BASE_KNOB and not (setting.own_recording and setting.env):
+                    predictions[setting.name] = predict(recorded[()], unders[setting.name], bases[()], anchor)
         every = [one for recordings in recorded.values() for one in recordings]
         single = all(one.nr_processes == 1 for one in every)
         claims = []
@@ -323,7 +343,7 @@ class _Study:
             )
         return setting
 
-    def _plain(self, launcher: Launcher, number: int, own: Setting | None = None) -> Plain:
+    def _plain(self, launcher: Launcher, number: int, own: Setting | None = None, times: int = 1) -> Plain:
         """With base pages, without a recorder: that it works, how long it takes, and how much memory.
 
         One run more than is used goes first: it fills the page cache, and may meet memory that the host has to back.
@@ -333,22 +353,21 @@ class _Study:
         env = own.env if own else {}
         setting = Setting(name="base pages", policy=self.base, thp_disable=THP_OFF, env=env)
         found: list[Run] = []
-        for k in range(number + 1):
+        for k in range(number + (times == 1)):
             runs_.prepare(self.job)
-            run = launcher.run(self.job, setting, k, host_cold=runs_.warm(found[-1].maxrss_bytes if found else 0))
+
+            def execute(k: int = k) -> Run:
+                cold = runs_.warm(found[-1].maxrss_bytes if found else 0)
+                return launcher.run(self.job, setting, k, host_cold=cold)
+
+            run = runs_.executed(execute, times, self.job)
             if run.failed:
                 raise FirsttouchError(
                     f"{' '.join(self.subject.command)!r} fails as it is: {run.failed}",
                     "it runs without a terminal, with nothing on stdin; see that it can",
                 )
             found.append(run)
-        used = found[1:]
-        return Plain(
-            system_ns=statistics.median(run.system_ns for run in used),
-            cpu_ns=statistics.median(run.user_ns + run.system_ns for run in used),
-            wall_ns=statistics.median(run.wall_ns for run in used),
-            maxrss_bytes=statistics.median(run.maxrss_bytes for run in used),
-        )
+        return _plain_of(found[-number:])
 
     def _record(self, setting: Setting | None, nr_recordings: int, nr_bytes: float) -> list[Recorded]:
         if self.subject.trace and setting is None:
@@ -471,6 +490,15 @@ class _Study:
             modelled = statistics.median(mine)
             parts.append(f"{text} {format_ns(modelled)} ({error_ratio(modelled, theirs, theirs):+.0%})")
         self.notes.append(f"the recording less its own cost, against runs without a recorder: {', '.join(parts)}")
+
+
+def _plain_of(runs: Sequence[Run]) -> Plain:
+    return Plain(
+        system_ns=statistics.median(run.system_ns for run in runs),
+        cpu_ns=statistics.median(run.user_ns + run.system_ns for run in runs),
+        wall_ns=statistics.median(run.wall_ns for run in runs),
+        maxrss_bytes=statistics.median(run.maxrss_bytes for run in runs),
+    )
 
 
 def _facts(one: Recorded) -> dict[str, Any]:

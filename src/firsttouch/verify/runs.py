@@ -3,6 +3,9 @@
 Rounds are interleaved (A B C, A B C, ...), so that a machine that drifts drifts for all; how many there are is fixed
 before the first. A run that fails ends its setting's runs; nothing is repeated because its number was unwelcome.
 
+A short program runs several times for one run: the kernel splits CPU time into user and system by what its tick meets,
+every few ms, and a single execution of some tens of ms meets too few of them.
+
 Before each run as much memory as it will need is touched, twice: a hypervisor must back pages that it took away, which
 costs ten times a fault. If the second time still meets such pages, the run is marked `host_cold` and reported apart.
 """
@@ -10,6 +13,7 @@ costs ten times a fault. If the second time still meets such pages, the run is m
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import time
@@ -33,6 +37,9 @@ COLD_CHUNKS_RATIO = 0.05
 WARM_MARGIN = 1.2
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STDERR_TAIL_BYTES = 2000
+ENOUGH_SYSTEM_NS = (
+    250_000_000  # some 60 ticks of 4 ms: a split that is off by 13 %, so that a few runs' median is right
+)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -69,6 +76,7 @@ class Run(msgspec.Struct, frozen=True):
     fallbacks: int  # faults that wanted a huge page and found none (vmstat)
     host_cold: bool
     left_behind: bool = False  # something of it outlived it
+    executions: int = 1  # of the program: counts, wall and memory are their median, CPU times their mean
     error: str = ""  # the last line it wrote to stderr, if it failed
 
     @property
@@ -188,6 +196,38 @@ def interleaved(
             kernel.set(setting)
             mine.append(run(job, setting, number))
     return found
+
+
+def executions_for(system_ns: float, wall_ns: float, nr_runs: int, extra_ns: float) -> int:
+    """How often a program is executed for each run, if all runs together may take `extra_ns` more than once each."""
+    wanted = -(-ENOUGH_SYSTEM_NS // max(1, int(system_ns)))
+    affordable = 1 + int(extra_ns / max(1.0, wall_ns * nr_runs))
+    return max(1, min(wanted, affordable))
+
+
+def executed(execute: Callable[[], Run], times: int, job: Job) -> Run:
+    """One run of several executions, the program's files put back between them; one that fails is the run."""
+    found = [execute()]
+    while len(found) < times and not found[-1].failed:
+        prepare(job)
+        found.append(execute())
+    if len(found) == 1 or found[-1].failed:
+        return found[-1]
+
+    def median(field: str) -> int:
+        return int(statistics.median_low([getattr(one, field) for one in found]))
+
+    def mean(field: str) -> int:
+        return round(statistics.fmean(getattr(one, field) for one in found))
+
+    return msgspec.structs.replace(
+        found[0],
+        **{field: median(field) for field in ("minflt", "majflt", "wall_ns", "maxrss_bytes")},
+        **{field: mean(field) for field in ("user_ns", "system_ns")},
+        **{field: sum(getattr(one, field) for one in found) for field in ("preempted", "collapsed", "fallbacks")},
+        **{field: any(getattr(one, field) for one in found) for field in ("host_cold", "left_behind")},
+        executions=len(found),
+    )
 
 
 def prepare(job: Job) -> None:
