@@ -378,7 +378,9 @@ def test_a_kill_leaves_nothing_behind(how):
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "up\n"
     mine = Path(f"/proc/{process.pid}")
-    assert "ft-scrub\n" in [(task / "comm").read_text() for task in (mine / "task").iterdir()]
+    while "ft-scrub\n" not in [(task / "comm").read_text() for task in (mine / "task").iterdir()]:
+        assert process.poll() is None  # the thread names itself some time after it was started
+        os.sched_yield()
     process.send_signal(how)
     assert process.wait(30) == -how and not mine.exists()
     process.stdout.close()
