@@ -99,13 +99,19 @@ def test_folding_is_from_the_beginning_whatever_was_folded_before(path, monkeypa
     class Killed(BaseException):
         pass
 
-    def die(_touches):
-        raise Killed
+    def die(touches):
+        if touches:
+            raise Killed
 
     with pytest.raises(Killed):
         Trace(path, die)
     assert raw_path(path).exists()
+    folded = TraceWriter.reopen(path)
+    assert folded._db.execute("SELECT count(*) FROM touch").fetchall() == [(3,)]  # the first look is in
+    folded.leave()
     assert rows(path)[1] == PAGES_IN_TIME_ORDER
+    with Trace(path) as trace:
+        assert trace.sql("SELECT count(*) FROM map") == [(1,)]
 
 
 def test_a_recorder_killed_at_its_last_act_leaves_a_finished_trace(path):

@@ -114,6 +114,19 @@ def test_a_short_program_is_executed_more_than_once_a_run(faked: Any, fake: type
     assert any("executions" in note for note in result.programs[0].notes)
 
 
+def test_a_machine_that_drifts_is_no_error_of_the_model(
+    faked: Any, fake: type[FakeKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base pages took longer in the rounds than before them: so does what is predicted for the other knobs."""
+    monkeypatch.setattr(check, "BASE_KNOB", "no-thp")
+    names = ["no-thp", "thp-advised-only"]
+    before = {knob: claim(faked(knob_names=names), "wall_ns", knob).predicted for knob in names}
+    fake.counts = {"no-thp": {"wall_ns": 3_000_000}}  # 1 ms more than the plain runs
+    after = {knob: claim(faked(knob_names=names), "wall_ns", knob).predicted for knob in names}
+    assert after["no-thp"] == before["no-thp"]
+    assert after["thp-advised-only"] == before["thp-advised-only"] + 1_000_000
+
+
 def test_a_knob_that_changes_what_a_program_calls_has_plain_runs_of_its_own(
     faked: Any, fake: type[FakeKernel], monkeypatch: pytest.MonkeyPatch, hand_trace: Path
 ) -> None:
