@@ -176,11 +176,11 @@ def test_a_run_of_several_executions() -> None:
     each = [
         replace(one, minflt=100, system_ns=4_000, wall_ns=10, collapsed=1),
         replace(one, minflt=100, system_ns=0, wall_ns=30, host_cold=True),
-        replace(one, minflt=107, system_ns=8_000, wall_ns=20, collapsed=2),
+        replace(one, minflt=107, system_ns=9_500, wall_ns=20, collapsed=2),
     ]
     left = iter(each)
     run = runs.executed(lambda: next(left), 3, job("x"))
-    assert (run.minflt, run.system_ns, run.wall_ns, run.collapsed, run.executions) == (100, 4_000, 20, 3, 3)
+    assert (run.minflt, run.system_ns, run.wall_ns, run.collapsed, run.executions) == (100, 4_500, 20, 3, 3)
     assert run.host_cold
     left = iter([each[0], ran("a", 0, code=3), each[2]])
     assert runs.executed(lambda: next(left), 3, job("x")).failed
