@@ -13,8 +13,9 @@ from firsttouch.machine import Cost
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, alloc_block, free_block
 from firsttouch.mm.bus import make_bus, occupy, sweep
 from firsttouch.mm.fault import take_block
+from firsttouch.mm.kernels import with_parts
 from firsttouch.mm.locks import acquire, make_locks, spinning
-from firsttouch.mm.simulate import simulate
+from firsttouch.mm.simulate import other_event, simulate
 from firsttouch.mm.world import make_world
 from firsttouch.workload.generators import pft
 
@@ -88,7 +89,8 @@ def test_how_many_spin_solves_the_sum_of_the_turns_ahead():
 
 def zeroed_far_and_unzeroed_near():
     """A world of two nodes before its first event: all of node 0 unzeroed, all of node 1 zeroed."""
-    world = make_world(writes(64), of_nodes(2), policy.load("linux-2.6.10+scrubd-v6"), 4)
+    chosen = policy.load("linux-2.6.10+scrubd-v6")
+    world = with_parts(make_world(writes(64), of_nodes(2), chosen, 4), chosen, other_event)
     for pfn in iter(lambda: alloc_block(world.buddy, 0, world.buddy.first.shape[2] - 1, ZEROED), NO_PFN):
         free_block(world.buddy, 0, pfn, 10, UNZEROED)
     assert world.buddy.zero_pages.tolist() == [0, NODE_PAGES]

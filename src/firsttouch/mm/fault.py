@@ -383,37 +383,43 @@ def on_bus(w: World, cpu: int, ns: int, bus_ns: int) -> int:
     return occupy(w.bus, cpu * len(w.bus.free_at_ns) // len(w.sched.clock_ns), w.sched.clock_ns[cpu], ns, bus_ns)
 
 
-@state_kernel
+@inlined
 def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]:
-    """2**k pages from the CPU's own node, or another; charges the zone lock. Returns (pfn or NO_PFN, zero state)."""
-    if w.parts.take_block != 0:
-        taken = call_part(w.parts.take_block, w, cpu, k, int(want_zeroed), 0)
-        if taken < 0:
-            return NO_PFN, UNZEROED
-        return taken >> 1, taken & 1
+    """2**k pages for what `cpu` is at, as the policy's kernel takes them: (pfn or NO_PFN, zero state)."""
+    taken = call_part(w.parts.take_block, w, cpu, k, int(want_zeroed), 0)
+    if taken < 0:
+        return NO_PFN, UNZEROED
+    return taken >> 1, taken & 1
+
+
+@part
+def take_from_lists(w: World, cpu: int, k: int, want_zeroed: int, _: int) -> int:
+    """2**k pages from the CPU's own node, or another; charges the zone lock. 2 * pfn + zero state, or NO_PFN."""
     nr_zones = len(w.buddy.free_pages)
     zone = cpu * nr_zones // len(w.sched.clock_ns) if nr_zones > 1 else 0
-    for _ in range(nr_zones):
-        pfn, z, moved = pcp_alloc(w.percpu, w.buddy, cpu, zone, k, want_zeroed)
+    for _node in range(nr_zones):
+        pfn, z, moved = pcp_alloc(w.percpu, w.buddy, cpu, zone, k, want_zeroed != 0)
         if moved:
             hold = w.cost.zone_page * (moved if k == 0 else 1)
             advance(
                 w, cpu, acquire(w.locks, ZONE, zone, cpu, w.sched.clock_ns[cpu], hold, w.cost.handoff, w.cost.waiter)
             )
         if pfn != NO_PFN:
-            return pfn, z
+            return 2 * pfn + z
         zone = zone + 1 if zone + 1 < nr_zones else 0
-    return NO_PFN, UNZEROED
+    return NO_PFN
 
 
-@state_kernel
+@inlined
 def free_folio(w: World, cpu: int, head: int) -> None:
-    """Give back a folio that nothing maps (none if `head` is NO_PFN); wake the scrubber if blocks merged far."""
-    if head == NO_PFN:
-        return
-    if w.parts.free_folio != 0:
+    """Give back a folio that nothing maps (none if `head` is NO_PFN), as the policy's kernel does."""
+    if head != NO_PFN:
         call_part(w.parts.free_folio, w, cpu, head, 0, 0)
-        return
+
+
+@part
+def free_to_lists(w: World, cpu: int, head: int, _b: int, _c: int) -> int:
+    """Give a folio back to the CPU's lists, or to its zone; wake the scrubber if blocks merged far."""
     k = int(w.pmap.folio_order[head])
     zone = zone_of(w.buddy, head)
     z = UNZEROED
@@ -428,6 +434,7 @@ def free_folio(w: World, cpu: int, head: int) -> None:
     if w.rules.scrub:
         now = int(w.sched.clock_ns[cpu])
         wake_after_free(w.scrub, w.scrub_rules, w.buddy, zone, merged, int(w.load.avenrun[0]), now)
+    return 0
 
 
 @inlined

@@ -32,7 +32,7 @@ from firsttouch.workload import ANON
 
 def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
     """The parts of `policy` and of a user's functions, by their places in `World.parts`."""
-    parts: dict[str, Part] = {"touch": fault.touch}
+    parts = {"touch": fault.touch, "take_block": fault.take_from_lists, "free_folio": fault.free_to_lists}
     if policy.percpu.rules == "page-queues":
         parts |= {"take_block": freebsd.take_block, "free_folio": freebsd.free_folio}
     if policy.zero.scrub == "pagezero":

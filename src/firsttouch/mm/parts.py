@@ -4,8 +4,8 @@ Compiling all that the model knows for each first run would take minutes. So wha
 state kernel `(w, a, b, c, d) -> int` over the world, marked `@part`, that the model calls by its address through
 `call_part`. A policy without it has 0 at that place of `World.parts`, and nothing is compiled.
 
-A part is also compiled once only, where a state kernel is compiled again with each of its callers. So the largest
-function, one touch, is a part for every kernel.
+A part is also compiled once only, where a state kernel is compiled again with each of its callers. So what is large, or
+called from many places, is a part for every kernel: one touch, the other events, taking a block and giving it back.
 
     @part
     def touch(w, cpu, t, e, limit_ns): ...
@@ -80,8 +80,8 @@ def part(function: PartFunction) -> Part:
 class Parts(NamedTuple):
     """For each part the model has a place for: its address (JIT off: the function), or 0."""
 
-    take_block: Any  # in place of fault.take_block
-    free_folio: Any  # in place of fault.free_folio
+    take_block: Any  # cpu, order, whether zeroed: 2 * pfn + zero state, or below 0
+    free_folio: Any  # cpu, pfn of its head
     next_block: Any  # in place of scrub.next_block: the pfn, and the order from bit 32 on
     block_done: Any  # in place of scrub.done
     promote_step: Any  # one step of the daemon that promotes
