@@ -162,11 +162,11 @@ def test_what_the_launcher_has_is_what_a_small_program_shows(tmp_path: Path) -> 
 
 
 def test_a_short_program_is_executed_as_often_as_ticks_need_and_time_allows() -> None:
-    assert runs.executions_for(system_ns=300e6, wall_ns=1e9, nr_runs=15, extra_ns=1e12) == 1
-    assert runs.executions_for(system_ns=25e6, wall_ns=0.1e9, nr_runs=15, extra_ns=1e12) == 10
-    assert runs.executions_for(system_ns=25e6, wall_ns=0.1e9, nr_runs=15, extra_ns=6e9) == 5
-    assert runs.executions_for(system_ns=25e6, wall_ns=0.1e9, nr_runs=15, extra_ns=0) == 1
-    assert runs.executions_for(system_ns=0, wall_ns=0, nr_runs=1, extra_ns=0) == 1
+    assert runs.executions_for(system_ns=300e6, execution_ns=1e9, nr_runs=15, extra_ns=1e12) == 1
+    assert runs.executions_for(system_ns=25e6, execution_ns=0.1e9, nr_runs=15, extra_ns=1e12) == 10
+    assert runs.executions_for(system_ns=25e6, execution_ns=0.1e9, nr_runs=15, extra_ns=6e9) == 5
+    assert runs.executions_for(system_ns=25e6, execution_ns=0.1e9, nr_runs=15, extra_ns=0) == 1
+    assert runs.executions_for(system_ns=0, execution_ns=0, nr_runs=1, extra_ns=0) == 1
 
 
 def test_a_run_of_several_executions() -> None:
@@ -175,13 +175,16 @@ def test_a_run_of_several_executions() -> None:
     one = ran("a", 0)
     each = [
         replace(one, minflt=100, system_ns=4_000, wall_ns=10, collapsed=1),
-        replace(one, minflt=100, system_ns=0, wall_ns=30, host_cold=True),
+        replace(one, minflt=100, system_ns=0, wall_ns=30),
+        replace(one, minflt=999, system_ns=99_000, wall_ns=99, host_cold=True),  # is left out
         replace(one, minflt=107, system_ns=9_500, wall_ns=20, collapsed=2),
     ]
     left = iter(each)
-    run = runs.executed(lambda: next(left), 3, job("x"))
+    run = runs.executed(lambda: next(left), 4, job("x"))
     assert (run.minflt, run.system_ns, run.wall_ns, run.collapsed, run.executions) == (100, 4_500, 20, 3, 3)
-    assert run.host_cold
+    assert not run.host_cold
+    left = iter([each[2]] * 3)
+    assert runs.executed(lambda: next(left), 3, job("x")).host_cold
     left = iter([each[0], ran("a", 0, code=3), each[2]])
     assert runs.executed(lambda: next(left), 3, job("x")).failed
     assert next(left) is each[2]  # nothing is executed after a failure

@@ -13,6 +13,7 @@ import os
 import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -254,6 +255,7 @@ class _Study:
         self.base = policies.load(BASE)
         self.notes: list[str] = []
         self.cwd = subject.cwd or str(Path.cwd())
+        self.execution_ns = 0  # that the last one took, with warming memory and starting it
         self.job = Job(
             command=list(subject.command),
             path=find_program(subject.command[0]),
@@ -270,7 +272,7 @@ class _Study:
         able = [setting for setting in settings if not setting.refused]
         plain = self._plain(launcher, nr_recordings)
         plains: dict[tuple[tuple[str, str], ...], Plain] = {(): plain}
-        times = runs_.executions_for(plain.system_ns, plain.wall_ns, nr_runs * len(able) + 1, extra_s * 1e9)
+        times = runs_.executions_for(plain.system_ns, self.execution_ns, nr_runs * len(able) + 1, extra_s * 1e9)
         total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + (nr_runs * len(able) + 1) * times)
         text = f"{self.subject.name}: {nr_runs} runs under each of {len(able)} knobs take about {format_ns(total_ns)}"
         if times > 1:
@@ -360,7 +362,9 @@ class _Study:
                 cold = runs_.warm(found[-1].maxrss_bytes if found else 0)
                 return launcher.run(self.job, setting, k, host_cold=cold)
 
+            begin_ns = time.monotonic_ns()
             run = runs_.executed(execute, times, self.job)
+            self.execution_ns = (time.monotonic_ns() - begin_ns) // times
             if run.failed:
                 raise FirsttouchError(
                     f"{' '.join(self.subject.command)!r} fails as it is: {run.failed}",
