@@ -1,7 +1,9 @@
 """What recording costs the recorded program, next to perf, in one run: python benchmarks/bench_record.py [ROUNDS].
 
-The program touches fresh memory as fast as it can, on every CPU. Runs are interleaved, so that a disturbance of the
-machine falls on all of them; the figures are medians. The wall time is by the program's own clock.
+The program touches fresh memory as fast as it can, on every CPU. "perf record" is of the event page-faults, as level
+basic records it; "the tracepoint" is perf's record of exceptions:page_fault_user, which level full has beside others.
+Runs are interleaved, so that a disturbance of the machine falls on all of them; the figures are medians. The wall time
+is by the program's own clock.
 """
 
 import os
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from firsttouch.errors import FirsttouchError
@@ -38,6 +41,7 @@ open(sys.argv[1], "w").write(str(time.perf_counter() - begin))
 """
 COMMAND = [sys.executable, "-I", "-S", "-c", PROGRAM.format(mib=MIB_PER_CPU)]
 NO_THP = "import ctypes, os, sys; ctypes.CDLL(None).prctl(41, 1, 0, 0, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+TRACEFS = ["unshare", "-m", "sh", "-c", 'mount -t tracefs nodev /sys/kernel/tracing && exec "$@"', "sh"]
 
 
 def wall_s(run: Callable[[list[str]], None], folder: Path) -> float:
@@ -52,27 +56,34 @@ def bare(command: list[str]) -> None:
     subprocess.run([sys.executable, "-I", "-S", "-c", NO_THP, *command], check=True, capture_output=True)
 
 
+def under(prefix: list[str], command: list[str]) -> None:
+    """With THP off, beneath another program."""
+    bare([*prefix, *command])
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     perf = shutil.which("perf")
     walls: dict[str, list[float]] = {}
     lost: dict[str, int] = {}
     faults = 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if perf is None:
             print("no perf on this machine: no comparison with it")
-        perf_record = ["perf", "record", "-e", "page-faults", "-c", "1", "-d", "-o", str(folder / "perf.data"), "--"]
+        perf_record = ["perf", "record", "-c", "1", "-d", "-o", str(folder / "perf.data"), "-e"]
+        perfs = {"perf record": [*perf_record, "page-faults", "--"]}
+        if os.geteuid() == 0:
+            perfs["the tracepoint"] = [*TRACEFS, *perf_record, "exceptions:page_fault_user", "--"]
         wall_s(bare, folder)  # warm what the host may have taken back
         for _ in range(rounds):
             walls.setdefault("bare", []).append(wall_s(bare, folder))
-            if perf is not None:
+            for name, prefix in list(perfs.items()) if perf is not None else []:
                 try:
-                    wall = wall_s(lambda command: bare([*perf_record, *command]), folder)
-                    walls.setdefault("perf record", []).append(wall)
+                    walls.setdefault(name, []).append(wall_s(partial(under, prefix), folder))
                 except (subprocess.CalledProcessError, ValueError) as error:
-                    print(f"perf does not run here: {error}")
-                    perf = None
+                    print(f"{name}: perf does not run here: {error}")
+                    del perfs[name]
             for level in ("basic", "full"):
                 try:
                     done = record([*COMMAND, str(folder / "wall")], folder / "bench.ftt", level=level, force=True)
@@ -84,13 +95,13 @@ def main() -> None:
                 faults = done.minflt
     alone = statistics.median(walls["bare"])
     print(f"{faults} faults on {os.cpu_count()} CPUs, {rounds} rounds, medians")
-    print(f"{'':12} {'wall_s':>8} {'x bare':>8} {'x perf':>8} {'added_ns':>9} {'lost':>6}   low..high")
+    print(f"{'':15} {'wall_s':>8} {'x bare':>8} {'x perf':>8} {'added_ns':>9} {'lost':>6}   low..high")
     reference = statistics.median(walls["perf record"]) if walls.get("perf record") else float("nan")
     for name, values in walls.items():
         median = statistics.median(values)
         added_ns = (median - alone) * 1e9 * (os.cpu_count() or 1) / max(1, faults)
         print(
-            f"{name:12} {median:8.3f} {median / alone:8.3f} {median / reference:8.3f} {added_ns:9.0f} "
+            f"{name:15} {median:8.3f} {median / alone:8.3f} {median / reference:8.3f} {added_ns:9.0f} "
             f"{lost.get(name, 0):6}   {min(values):.3f}..{max(values):.3f}"
         )
 

@@ -109,6 +109,37 @@ with open("/dev/zero", "rb", 0) as zero:
         assert trace.sql("SELECT count(*) FROM touch WHERE map_id < 0") == [(0,)]
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("inside", [[], ["unshare", "--pid", "--fork", "--mount-proc"]], ids=["host", "pid namespace"])
+def test_full_knows_the_process_of_each_thread_in_any_pid_namespace(target, inside):
+    if inside and subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a pid namespace cannot be made here")
+    script = """
+import mmap, os, sys, threading
+def touch(pages):
+    memory = mmap.mmap(-1, pages * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, pages * 4096, 4096):
+        memory[at] = 1
+def both():
+    threads = [threading.Thread(target=touch, args=(500,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+if os.fork() == 0:
+    both()
+    os._exit(0)
+both()
+os.wait()
+"""
+    recording = [sys.executable, "-m", "firsttouch", "record", "--level", "full", "-o", str(target), "--"]
+    subprocess.run([*inside, *recording, *PYTHON, script], check=True, capture_output=True)
+    with Trace(target) as trace:
+        threads = trace.sql("SELECT pid, count(DISTINCT tid) FROM touch GROUP BY pid")
+        assert [nr for _, nr in threads] == [4, 4]
+        assert trace.sql("SELECT count(*) FROM touch WHERE map_id < 0") == [(0,)]
+
+
 def test_basic_says_what_it_cannot_see(target):
     script = """
 import mmap

@@ -3,6 +3,7 @@
 import struct
 
 SW, TP, CHAIN = 1 | 2 | 4 | 8, 2 | 4 | 1024, 32  # what all samples of a ring hold, with or without call chains
+TP_ALONE = 4 | 1024  # the thread is in the tracepoint's raw data only
 CPU = 5
 
 # number of the tracepoint: (meaning, byte offsets of fields in the raw data)
@@ -74,7 +75,8 @@ def sample(record: bytes, holds: int) -> tuple | None:
         return values
 
     ip = take("Q")[0] if holds & 1 else 0
-    pid, tid, time = take("iiq")
+    pid, tid = take("ii") if holds & 2 else (-2, 0)
+    time = take("q")[0]
     address = take("Q")[0] if holds & 8 else 0
     chain = None
     if holds & CHAIN:
@@ -88,7 +90,10 @@ def sample(record: bytes, holds: int) -> tuple | None:
     raw = record[at : at + size]
     if len(raw) < size:
         raise IndexError
-    meaning, offsets = POINTS[struct.unpack_from("<H", raw[:4] if len(raw) >= 4 else b"")[0]]
+    if len(raw) < 8:
+        raise IndexError
+    tid = tid if holds & 2 else struct.unpack_from("<i", raw, 4)[0]
+    meaning, offsets = POINTS[struct.unpack_from("<H", raw)[0]]
     fields = [struct.unpack_from("<Q", raw, offset)[0] for offset in offsets]
     if meaning not in ("user", "kernel"):
         return (meaning, pid, tid, time, CPU, *fields)

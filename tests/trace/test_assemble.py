@@ -133,6 +133,40 @@ def test_a_fork_copies_the_mappings_and_an_exec_drops_them(stream):
     assert tables["task"]["parent"].tolist() == [0, PID, 0]
 
 
+def test_a_sample_that_names_only_its_thread_belongs_to_the_process_of_that_time(stream):
+    stream.exec(1)
+    stream.map(2, 0, 16 * PAGE)
+    stream.add(3, decode.FORK, PID, PID, pid=PID, tid=11)
+    stream.add(5, decode.TOUCH, 0, 0x1234, pid=decode.NO_PID, tid=11)
+    stream.add(6, decode.EXIT, PID, PID, pid=PID, tid=11)
+    stream.add(8, decode.FORK, PID, PID, pid=11, tid=11)  # the number again, of a process this time
+    stream.add(9, decode.TOUCH, PAGE, 0x1234, pid=decode.NO_PID, tid=11)
+    stream.add(10, decode.TOUCH, 2 * PAGE, 0x1234, pid=decode.NO_PID, tid=PID)
+    assert stream.tables()["touch"]["pid"].tolist() == [PID, 11, PID]
+    stream.add(20, decode.TOUCH, 3 * PAGE, 0x1234, pid=decode.NO_PID, tid=11)  # told of in an earlier flush
+    stream.add(21, decode.TOUCH, 4 * PAGE, 0x1234, pid=decode.NO_PID, tid=77)  # never told of
+    assert stream.tables()["touch"]["pid"].tolist() == [11, 77]
+
+
+@given(st.data())
+def test_threads_are_named_as_if_rows_were_read_one_by_one(data):
+    stream, known, expected = Stream(), {}, []
+    stream.map(0, 0, 16 * PAGE)
+    for t_ns in range(1, data.draw(st.integers(2, 30))):
+        tid = data.draw(st.sampled_from([3, 5, 8]))
+        what = data.draw(st.sampled_from(["tell", "touch", "flush"]))
+        if what == "tell":
+            known[tid] = data.draw(st.sampled_from([3, 5, 8]))
+            stream.add(t_ns, decode.FORK, PID, PID, pid=known[tid], tid=tid)
+        elif what == "touch":
+            stream.add(t_ns, decode.TOUCH, 0, 0x1234, pid=decode.NO_PID, tid=tid)
+            expected.append(known.get(tid, tid))
+        else:
+            stream.assembler.flush([stream.batch()])
+    touch = stream.tables().get("touch", {"pid": np.empty(0)})
+    assert touch["pid"].tolist() == expected
+
+
 def test_the_last_thread_ends_the_process(stream):
     stream.exec(1)
     stream.add(2, decode.FORK, PID, PID, tid=12)

@@ -21,7 +21,7 @@ NAMES = {
     decode.SWITCH: "switch", decode.MMAP: "mmap", decode.COMM: "comm", decode.FORK: "fork", decode.EXIT: "exit",
     decode.MUNMAP: "munmap", decode.MREMAP: "mremap", decode.MREMAP_EXIT: "mremap_exit",
 }  # fmt: skip
-HOLDS = (twin.SW, twin.SW | twin.CHAIN, twin.TP, twin.TP | twin.CHAIN)
+HOLDS = (twin.SW, twin.SW | twin.CHAIN, twin.TP, twin.TP | twin.CHAIN, twin.TP_ALONE, twin.TP_ALONE | twin.CHAIN)
 
 
 def layout(holds: int) -> decode.Layout:
@@ -53,7 +53,9 @@ def samples(draw, holds):
     body = b""
     if holds & 1:
         body += struct.pack("<Q", draw(address))
-    body += struct.pack("<iiq", draw(i32), draw(i32), draw(st.integers(0, 2**62)))
+    if holds & 2:
+        body += struct.pack("<ii", draw(i32), draw(i32))
+    body += struct.pack("<q", draw(st.integers(0, 2**62)))
     if holds & 8:
         body += struct.pack("<Q", draw(address))
     if holds & twin.CHAIN:
@@ -62,7 +64,7 @@ def samples(draw, holds):
     if holds & 1024:
         point = draw(st.sampled_from([*twin.POINTS, 99]))
         _, offsets = twin.POINTS.get(point, ("", ()))
-        raw = struct.pack("<HHI", point, 1, 1)
+        raw = struct.pack("<HHi", point, 1, draw(i32))
         raw += b"".join(struct.pack("<Q", draw(address)) for _ in range(1 + len(offsets))) + b"\0" * 4
         body += struct.pack("<I", len(raw)) + raw
     return record(9, 1, body)

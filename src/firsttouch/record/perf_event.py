@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import platform
 import struct
@@ -25,6 +24,7 @@ from firsttouch.trace.raw import SAMPLE_TIME as SAMPLE_TIME
 TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_TRACEPOINT = 0, 1, 2
 HW_CPU_CYCLES = 0
 SW_PAGE_FAULTS = 2
+SW_DUMMY = 9  # never happens: an event for side-band records only
 
 # attr's bit field
 DISABLED = 1 << 0
@@ -41,7 +41,6 @@ SAMPLE_ID_ALL = 1 << 18
 EXCLUDE_CALLCHAIN_KERNEL = 1 << 21
 MMAP2 = 1 << 23
 COMM_EXEC = 1 << 24
-USE_CLOCKID = 1 << 25
 CONTEXT_SWITCH = 1 << 26
 SIDE_BAND = MMAP | COMM | TASK | MMAP_DATA | MMAP2 | COMM_EXEC | CONTEXT_SWITCH  # on one event per CPU only
 
@@ -50,9 +49,7 @@ FORMAT_LOST = 1 << 4  # read(2) gives the records that this event lost (Linux 6.
 IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
 IOC_SET_OUTPUT = 0x2405
-IOC_ID = 0x80082407
 
-CLOCK_MONOTONIC = 1
 FLAG_FD_CLOEXEC = 8
 _CALL = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
 _ATTR = struct.Struct("<IIQQQQQIIQQQQIiQIHH")  # up to sample_max_stack: 112 bytes
@@ -72,7 +69,7 @@ class Event:
         """`struct perf_event_attr`; a reader is woken when `watermark_bytes` of the ring are filled."""
         return _ATTR.pack(
             self.kind, _ATTR.size, self.config, 1, self.sample_type, read_format, self.flags,
-            watermark_bytes, 0, 0, 0, 0, 0, 0, CLOCK_MONOTONIC, 0, 0, 0, 0,
+            watermark_bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
 
 
@@ -89,11 +86,6 @@ def open_event(event: Event, pid: int, cpu: int, watermark_bytes: int = 0) -> in
         if ctypes.get_errno() != errno.EINVAL:
             break
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def event_id(fd: int) -> int:
-    """The number that samples of this event carry as IDENTIFIER."""
-    return int(struct.unpack("<Q", fcntl.ioctl(fd, IOC_ID, b"\0" * 8))[0])
 
 
 def lost_records(fd: int) -> int | None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,8 +27,9 @@ from firsttouch.errors import FirsttouchError, NotHere
 from firsttouch.record import perf_event as pe
 from firsttouch.record import tracepoints
 from firsttouch.record.child import AS_PARENT, Child, Conditions
+from firsttouch.record.clock import Clock
 from firsttouch.record.idle import IdleWatch
-from firsttouch.record.ring import Ring
+from firsttouch.record.ring import CannotPin, Ring
 from firsttouch.record.running import has_thp_off, process_command, process_usage, read_process, read_threads
 from firsttouch.trace import decode
 from firsttouch.trace.assemble import Assembler
@@ -44,8 +45,11 @@ USER_RING_BYTES = 4 << 20
 DEFAULT_FAULT_AROUND_BYTES = 64 << 10
 
 _UNLIMITED_STACK_BYTES = 1 << 30
-_SAMPLE = pe.SAMPLE_TID | pe.SAMPLE_TIME
-_FLAGS = pe.DISABLED | pe.INHERIT | pe.WATERMARK | pe.SAMPLE_ID_ALL | pe.USE_CLOCKID
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # its inode number, PROC_PID_INIT_INO
+_FLAGS = pe.DISABLED | pe.INHERIT | pe.WATERMARK | pe.SAMPLE_ID_ALL
+_SIDE_BAND = pe.Event(
+    pe.TYPE_SOFTWARE, pe.SW_DUMMY, pe.SAMPLE_TID | pe.SAMPLE_TIME, pe.SIDE_BAND | pe.EXCLUDE_KERNEL | pe.EXCLUDE_HV
+)
 _ROLES = {
     "exceptions/page_fault_user": decode.ROLE_FAULT_USER,
     "exceptions/page_fault_kernel": decode.ROLE_FAULT_KERNEL,
@@ -162,12 +166,13 @@ def record(
 def _run(session: Session, child: Child) -> Recording:
     """From exec to the end of the program and of the trace."""
     session.drain_until(child.pidfd)
-    end_ns = time.monotonic_ns()
+    end_ns = session.events.clock.now_ns()
     session.stop()
     assembler = session.assembler
-    exit_status, usage = child.wait(assembler.exec_ns.get(child.pid))
+    exec_ns = assembler.exec_ns.get(child.pid)
+    exit_status, usage = child.wait(exec_ns and exec_ns + session.events.clock.monotonic_offset_ns)
     child.close()
-    wall_ns = assembler.exit_ns.get(child.pid, end_ns) - assembler.exec_ns.get(child.pid, assembler.start_ns)
+    wall_ns = assembler.exit_ns.get(child.pid, end_ns) - (exec_ns or assembler.start_ns)
     unseen = max(0, usage.minflt + usage.majflt - assembler.nr_touches)
     session.finish(
         wall_ns=wall_ns,
@@ -219,7 +224,7 @@ def attach(
             session.add_process(pid)  # what changed in between: /proc shows it, or an event does, or both
             with interrupt_noted() as interrupted:
                 session.drain_until(pidfd, seconds=seconds, stop=interrupted)
-            wall_ns = time.monotonic_ns() - session.start_ns
+            wall_ns = events.clock.now_ns() - session.start_ns
             after = process_usage(pid) or before
             session.stop()
         except BaseException:
@@ -264,6 +269,21 @@ class Events:
         self._ring_bytes = ring_bytes
         self.level, self.why = level, ""
         raise_fd_limit()
+        try:
+            self.clock = Clock()
+        except CannotPin:
+            raise _cannot_pin(os.sysconf("SC_PAGESIZE")) from None
+        except OSError as error:
+            raise pe.refusal(error, "the clock of perf events", process) from None
+        try:
+            self._open_best()
+        except BaseException:
+            self.clock.close()
+            raise
+
+    def _open_best(self) -> None:
+        """Open the events of the level, or of the best that is allowed."""
+        level, process = self.level, self._process
         if level != "basic":
             try:
                 self._open(self._full())
@@ -289,21 +309,25 @@ class Events:
             raise pe.refusal(error, f"the page-faults event{of}", process) from None
 
     def _basic(self) -> list[tuple[pe.Event, int, int, tuple[int, ...]]]:
-        sample = _SAMPLE | pe.SAMPLE_IP | pe.SAMPLE_ADDR | self._chain()
-        flags = self._flags | pe.SIDE_BAND | pe.EXCLUDE_KERNEL | pe.EXCLUDE_HV | pe.EXCLUDE_CALLCHAIN_KERNEL
+        sample = pe.SAMPLE_TID | pe.SAMPLE_TIME | pe.SAMPLE_IP | pe.SAMPLE_ADDR | self._chain()
+        flags = self._flags | pe.EXCLUDE_KERNEL | pe.EXCLUDE_HV | pe.EXCLUDE_CALLCHAIN_KERNEL
         return [(pe.Event(pe.TYPE_SOFTWARE, pe.SW_PAGE_FAULTS, sample, flags), 0, decode.ROLE_FAULT, ())]
 
     def _full(self) -> list[tuple[pe.Event, int, int, tuple[int, ...]]]:
-        """All tracepoints; their samples hold the same fields, so that nothing need say which event one is of."""
-        events = []
-        sample = _SAMPLE | pe.SAMPLE_RAW | self._chain()
-        for name, point in tracepoints.read().items():
-            role = _ROLES[name]
-            flags = self._flags | pe.EXCLUDE_CALLCHAIN_KERNEL
-            if role == decode.ROLE_FAULT_USER:
-                flags |= pe.SIDE_BAND
-            events.append((pe.Event(pe.TYPE_TRACEPOINT, point.id, sample, flags), point.id, role, point.offsets))
-        return events
+        """All tracepoints; their samples hold the same fields, so that nothing need say which event one is of.
+
+        Their raw data names the thread as the initial pid namespace does, which saves looking up pid and tid.
+        """
+        points = tracepoints.read()
+        named = all(point.names_thread for point in points.values())
+        initial = os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE
+        ids = 0 if named and initial else pe.SAMPLE_TID
+        sample = ids | pe.SAMPLE_TIME | pe.SAMPLE_RAW | self._chain()
+        flags = self._flags | pe.EXCLUDE_CALLCHAIN_KERNEL
+        return [
+            (pe.Event(pe.TYPE_TRACEPOINT, point.id, sample, flags), point.id, _ROLES[name], point.offsets)
+            for name, point in points.items()
+        ]
 
     def _chain(self) -> int:
         return pe.SAMPLE_CALLCHAIN if self._stacks else 0
@@ -316,17 +340,15 @@ class Events:
         while not self._open_cpus(events, cpus, size):
             size //= 2
             if size < smallest:
-                raise NotHere(
-                    f"cannot pin {smallest >> 10} KiB per CPU for the rings: perf_event_mlock_kb is too small",
-                    "try: sudo sysctl kernel.perf_event_mlock_kb=2048",
-                )
+                raise _cannot_pin(smallest)
 
     def _open_cpus(self, events: list[tuple[pe.Event, int, int, tuple[int, ...]]], cpus: list[int], size: int) -> bool:
         """Open everything with rings of `size` bytes; False (and nothing is open) if they may not be pinned."""
+        side_band = replace(_SIDE_BAND, flags=_SIDE_BAND.flags | self._flags)
         for cpu in cpus:
             owner = -1
             for tid in self._tids:
-                for event, _, _, _ in events:
+                for event in (side_band, *(event for event, _, _, _ in events)):
                     try:
                         fd = pe.open_event(event, tid, cpu, size // 4)
                     except ProcessLookupError:
@@ -338,7 +360,7 @@ class Events:
                         owner = fd
                         try:
                             self.rings.append(Ring(fd, size))
-                        except (PermissionError, MemoryError, OSError):
+                        except CannotPin:
                             self.close()
                             return False
                     else:
@@ -382,6 +404,7 @@ class Events:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        self.clock.close()
 
 
 class Session:
@@ -399,6 +422,7 @@ class Session:
         )  # fmt: skip
         self._progress = progress
         self._idle = IdleWatch()
+        self._begin_s = time.monotonic()
         self._more = threading.Condition()  # there is more in the raw file, or there never will be
         self._ended = False
         self._thread = threading.Thread(target=self._fold, name="firsttouch-writer", daemon=True)
@@ -406,7 +430,7 @@ class Session:
 
     @property
     def start_ns(self) -> int:
-        """When times began to count, on CLOCK_MONOTONIC."""
+        """When times began to count, on the clock of perf events."""
         return self._header.start_ns
 
     @property
@@ -434,8 +458,8 @@ class Session:
 
     def start(self) -> None:
         """Start the writing thread; times count from here."""
-        self._header = msgspec.structs.replace(self._header, start_ns=time.monotonic_ns())
-        self.writer.meta(start_monotonic_ns=self._header.start_ns, start_unix_s=time.time())
+        self._header = msgspec.structs.replace(self._header, start_ns=self.events.clock.now_ns())
+        self.writer.meta(start_monotonic_ns=time.monotonic_ns(), start_unix_s=time.time())
         self.writer.commit({})
         self._raw = RawWriter(raw_path(self.writer.path), self._header)
         self._reader = RawReader(self._raw.path)
@@ -444,7 +468,7 @@ class Session:
 
     def add_process(self, pid: int) -> None:
         """Note what /proc says of a process that runs already."""
-        self._raw.process(time.monotonic_ns(), read_process(pid))
+        self._raw.process(self.events.clock.now_ns(), read_process(pid))
 
     def drain_until(self, pidfd: int, *, seconds: float = float("inf"), stop: threading.Event | None = None) -> None:
         """Drain the rings until the process ends, the time is up, or `stop` is set."""
@@ -452,7 +476,7 @@ class Session:
         poll.register(pidfd, select.POLLIN)
         for one in self.events.rings:
             poll.register(one.fd, select.POLLIN)
-        begin = time.monotonic()
+        begin = self._begin_s = time.monotonic()
         while True:
             left_ms = (begin + seconds - time.monotonic()) * 1000
             if left_ms <= 0 or (stop is not None and stop.is_set()):
@@ -464,21 +488,21 @@ class Session:
                 elif what & (select.POLLHUP | select.POLLERR):
                     poll.unregister(fd)
             self._drain()
-            self._tell(begin)
+            self._tell()
             if ended:
                 return
 
-    def _tell(self, begin_s: float, *, ended: bool = False) -> None:
+    def _tell(self, *, ended: bool = False) -> None:
         if self._progress is not None:
             nr_bytes = self._raw.nr_bytes
             behind = nr_bytes - self._reader.at
-            self._progress(Progress(time.monotonic() - begin_s, nr_bytes, behind, self._folder.lost, ended))
+            self._progress(Progress(time.monotonic() - self._begin_s, nr_bytes, behind, self._folder.lost, ended))
 
     def stop(self) -> None:
         """Record no more; fold in what is left."""
         self.events.disable()
         self._drain()
-        self._tell(self.start_ns / 1e9, ended=True)
+        self._tell(ended=True)
         with self._more:
             self._ended = True
             self._more.notify()
@@ -514,7 +538,7 @@ class Session:
         """Look at each ring once and write down what is there."""
         if self.error is not None:
             return  # the disk is full, or the like: the program goes on, unrecorded
-        now_ns = time.monotonic_ns()
+        now_ns = self.events.clock.now_ns()
         found = [one.waiting() for one in self.events.rings]
         if any(pieces for pieces, _ in found):
             try:
@@ -546,6 +570,13 @@ class Session:
                 self._folder.finish()
         except BaseException as error:
             self._fail(error)
+
+
+def _cannot_pin(nr_bytes: int) -> NotHere:
+    return NotHere(
+        f"cannot pin {nr_bytes >> 10} KiB per CPU for the rings: perf_event_mlock_kb is too small",
+        "try: sudo sysctl kernel.perf_event_mlock_kb=2048",
+    )
 
 
 def check_target(path: Path, force: bool) -> None:

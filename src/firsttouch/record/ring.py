@@ -8,14 +8,21 @@ import os
 import numpy as np
 
 
+class CannotPin(Exception):
+    """This user may not pin so much memory."""
+
+
 class Ring:
-    """The ring of one CPU, mapped; `fd` is the event that owns it."""
+    """The ring of one CPU, mapped; `fd` is the event that owns it. Raises CannotPin."""
 
     def __init__(self, fd: int, nr_bytes: int) -> None:
         self.fd = fd
         self.nr_bytes = nr_bytes
         page = os.sysconf("SC_PAGESIZE")
-        self._map = mmap.mmap(fd, page + nr_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            self._map = mmap.mmap(fd, page + nr_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, MemoryError):
+            raise CannotPin from None
         self._head = np.frombuffer(self._map, np.uint64, 1, 1024)
         self._tail = np.frombuffer(self._map, np.uint64, 1, 1032)
         self._data = memoryview(self._map)[page : page + nr_bytes]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from firsttouch.errors import NotHere
+from firsttouch.trace.decode import RAW_TID_WORD
 
 # name -> fields in the order in which the decoding kernel wants them; those of a system call's entry are its arguments
 WANTED = {
@@ -42,6 +43,7 @@ class Tracepoint:
     name: str
     id: int
     offsets: tuple[int, ...]  # each field is 8 bytes, or 4 and not the last, at a multiple of 4
+    names_thread: bool = True  # the thread is where `decode` looks for it
 
 
 def mounted() -> Path | None:
@@ -74,7 +76,8 @@ def parse(name: str, text: str, fields: tuple[str, ...]) -> Tracepoint:
         if number is None or offset % 4 or not (size == 8 or (size == 4 and offset < last)):
             raise NotHere(f"tracepoint {name} of this kernel has no field {field}", "record with --level basic")
     assert number is not None
-    return Tracepoint(name, int(number[1]), tuple(places[field][0] for field in fields))
+    thread = places.get("common_pid") == (4 * RAW_TID_WORD, 4)
+    return Tracepoint(name, int(number[1]), tuple(places[field][0] for field in fields), thread)
 
 
 def _formats(point: Path) -> dict[str, str]:

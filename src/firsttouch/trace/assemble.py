@@ -1,8 +1,9 @@
 """From decoded rows of all rings to the tables of a trace.
 
 Rows of a flush are put in time order; those newer than the time the look at the rings began are held back for the
-next flush, because another ring may still give older ones. Each touch then gets the mapping it falls in: one VmaMap
-per process follows the mappings in time, and the touches between two changes are looked up together.
+next flush, because another ring may still give older ones. A sample that names only its thread gets the process that
+the records before it give that thread. Each touch then gets the mapping it falls in: one VmaMap per process follows
+the mappings in time, and the touches between two changes are looked up together.
 
 Invariants:
   A1  a row is in exactly one flush, and flushes are in time order
@@ -121,6 +122,7 @@ class Assembler:
         return {"symbol": columns_of("symbol", rows)} if rows else {}
 
     def _assemble(self, rows: Rows) -> None:
+        self._name_processes(rows)
         touch = np.flatnonzero((rows.what == decode.TOUCH) & (rows.pid > 0))
         ids = stack_ids(rows.args[touch, 2]) if self.stacks else np.full(len(touch), NO_ID, np.int32)
         finder = _Finder(self, rows, touch, ids)
@@ -136,6 +138,22 @@ class Assembler:
         if len(touch):
             self._add_touches(rows, touch, finder)
         self._off_cpu(rows)
+
+    def _name_processes(self, rows: Rows) -> None:
+        """Put the process into rows of samples that name only their thread; one nobody told of is its own leader."""
+        unknown = np.flatnonzero(rows.pid == decode.NO_PID)
+        if not len(unknown):
+            return
+        told = np.flatnonzero((rows.pid > 0) & (rows.tid > 0))
+        told = told[np.argsort(rows.tid[told], kind="stable")]  # of each thread, in time order
+        nr = len(rows.pid) + 1
+        tids = rows.tid[unknown].astype(np.int64)
+        last = np.searchsorted(rows.tid[told] * np.int64(nr) + told, tids * nr + unknown) - 1
+        before, at = np.unique(tids, return_inverse=True)
+        rows.pid[unknown] = np.array([self._pid_of.get(tid, tid) for tid in before.tolist()], np.int32)[at]
+        if len(told):
+            here = (last >= 0) & (rows.tid[told[last]] == tids)
+            rows.pid[unknown[here]] = rows.pid[told[last[here]]]
 
     def _add_touches(self, rows: Rows, touch: NDArray[np.int64], finder: _Finder) -> None:
         self._touches.append(

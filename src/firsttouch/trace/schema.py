@@ -1,6 +1,7 @@
 """The tables of a trace and the codes in them.
 
-Times are nanoseconds of CLOCK_MONOTONIC since the recording began (`meta.start_monotonic_ns`). Addresses are bytes.
+Times are nanoseconds since the recording began (at `meta.start_monotonic_ns` of CLOCK_MONOTONIC) by the clock of perf
+events, which nobody sets or slews. Addresses are bytes.
 Ranges are [start, end). Rows of one table are in time order except within one flush, where they are nearly so.
 """
 
