@@ -26,7 +26,9 @@ from firsttouch.workload import (
     POPULATE,
     PROTECTION,
     RACED,
+    RANDOM,
     RECORDED,
+    SEQUENTIAL,
     SHARED,
     SHMEM,
     SLEEP,
@@ -233,6 +235,19 @@ def test_advice_splits_a_mapping_and_more_advice_joins_it_again(make):
         (512, 1536, rw | ADVISED),
         (0, 256, rw | NOHUGE), (256, 512, rw),
     ]  # fmt: skip
+
+
+def test_the_order_of_accesses_that_a_program_announces_is_a_flag(make):
+    r = Rows()
+    r.map(0, A, 30)
+    r.advice(10, A, 10, 1)  # MADV_RANDOM
+    r.advice(11, A + 10 * P, 10, 2)  # MADV_SEQUENTIAL
+    for page in (0, 10, 20):
+        r.touch(20 + page, A + page * P, W)
+    r.advice(50, A, 10, 0)  # MADV_NORMAL
+    r.touch(60, A + P, W)
+    rw = ANON | WRITABLE
+    assert [flags for _, _, (_, _, flags) in touches(make(r))] == [rw | RANDOM, rw | SEQUENTIAL, rw, rw]
 
 
 def test_populating(make):

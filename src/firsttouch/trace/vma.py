@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from firsttouch.trace.schema import MAP_SHARED
 
+MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL = 0, 1, 2
 MADV_HUGEPAGE, MADV_NOHUGEPAGE = 14, 15
 
 # How the kernel names shared memory: a file behind the mapping, but its pages begin as zeros.
@@ -33,6 +35,7 @@ class Vma:
     flags: int
     name: str
     advice: int = 0  # MADV_HUGEPAGE, MADV_NOHUGEPAGE or 0
+    access: int = MADV_NORMAL  # MADV_RANDOM, MADV_SEQUENTIAL or MADV_NORMAL
 
     @property
     def is_file(self) -> bool:
@@ -57,7 +60,8 @@ class VmaMap:
         """The kernel says that one mapping now spans [start, end). Advice given to what it grew from stays."""
         old = self._overlapping(start, end)
         advice = next((vma.advice for vma in old if vma.advice and vma.name == name), 0)
-        self._splice(start, end, [Vma(start, end, map_id, prot, flags, name, advice)])
+        access = next((vma.access for vma in old if vma.access and vma.name == name), MADV_NORMAL)
+        self._splice(start, end, [Vma(start, end, map_id, prot, flags, name, advice, access)])
 
     def unmap(self, start: int, end: int) -> None:
         """[start, end) is mapped no longer."""
@@ -75,14 +79,13 @@ class VmaMap:
         self._splice(to_start, to_end, [replace(old[0], start=to_start, end=to_end)])
 
     def advise(self, start: int, end: int, advice: int) -> None:
-        """madvise: only HUGEPAGE and NOHUGEPAGE stick to a mapping (and split it)."""
-        if advice not in (MADV_HUGEPAGE, MADV_NOHUGEPAGE):
+        """madvise: what is said of huge pages, and of the order of accesses, sticks to a mapping (and splits it)."""
+        of_pages = advice in (MADV_HUGEPAGE, MADV_NOHUGEPAGE)
+        if not of_pages and advice not in (MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL):
             return
-        pieces = [
-            replace(vma, start=max(vma.start, start), end=min(vma.end, end), advice=advice)
-            for vma in self._overlapping(start, end)
-        ]
-        for piece in pieces:
+        for vma in self._overlapping(start, end):
+            piece = replace(vma, start=max(vma.start, start), end=min(vma.end, end))
+            piece = replace(piece, advice=advice) if of_pages else replace(piece, access=advice)
             self._splice(piece.start, piece.end, [piece])
         self._merge(start, end)
 
@@ -146,4 +149,5 @@ class VmaMap:
 
 def _alike(one: Vma, other: Vma) -> bool:
     """Whether two neighbours of anonymous memory differ in nothing that keeps them apart."""
-    return (one.prot, one.flags, one.name, one.advice) == (other.prot, other.flags, other.name, other.advice)
+    fields = attrgetter("prot", "flags", "name", "advice", "access")
+    return bool(fields(one) == fields(other))

@@ -26,7 +26,7 @@ from firsttouch.errors import FirsttouchError
 from firsttouch.trace import schema
 from firsttouch.trace.schema import MAP_NORESERVE, MAP_SHARED, MAP_STACK, PROT_WRITE
 from firsttouch.trace.store import Trace
-from firsttouch.trace.vma import MADV_HUGEPAGE, MADV_NOHUGEPAGE, Vma, VmaMap
+from firsttouch.trace.vma import MADV_HUGEPAGE, MADV_NOHUGEPAGE, MADV_RANDOM, MADV_SEQUENTIAL, Vma, VmaMap
 from firsttouch.units import BASE_PAGE_BYTES, PMD_ORDER, PMD_PAGES
 from firsttouch.workload import (
     ADVISED,
@@ -44,7 +44,9 @@ from firsttouch.workload import (
     POPULATE,
     PROTECTION,
     RACED,
+    RANDOM,
     RECORDED,
+    SEQUENTIAL,
     SHARED,
     SHMEM,
     SLEEP,
@@ -357,9 +359,8 @@ class _Walk:
         """madvise."""
         self.catch_up(pid, t_ns)
         space = self.space(pid, t_ns)
-        if advice in (MADV_HUGEPAGE, MADV_NOHUGEPAGE):
-            space.vmas.advise(start, end, advice)
-        elif advice in (MADV_DONTNEED, MADV_DONTNEED_LOCKED):
+        space.vmas.advise(start, end, advice)
+        if advice in (MADV_DONTNEED, MADV_DONTNEED_LOCKED):
             self._unmap_event(t_ns, pid, space, start, end)
         elif advice in (MADV_POPULATE_READ, MADV_POPULATE_WRITE):
             at = int(space.vmas.find(np.array([start], np.uint64))[0])
@@ -641,6 +642,8 @@ def _vma_flags(vma: Vma) -> int:
         | (HEAP if vma.name == "[heap]" else 0)
         | (ADVISED if vma.advice == MADV_HUGEPAGE else 0)
         | (NOHUGE if vma.advice == MADV_NOHUGEPAGE else 0)
+        | (RANDOM if vma.access == MADV_RANDOM else 0)
+        | (SEQUENTIAL if vma.access == MADV_SEQUENTIAL else 0)
     )
 
 
