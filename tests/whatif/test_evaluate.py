@@ -131,6 +131,16 @@ def test_a_clean_recording_warns_of_nothing(tmp_path: Path) -> None:
     assert warnings(tmp_path) == ""
 
 
+def test_answers_of_a_users_function_that_are_out_of_bounds_are_told(tmp_path: Path, hand_trace: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from firsttouch import hook\n\n@hook('window')\n"
+        "def window(run, last, page, start, end, free_pages):\n    return -1\n"
+    )
+    told = whatif(hand_trace, policies=[f"linux-6.18+{file}"], machine=handmade.machine()).warnings
+    assert [text for text in told if "answers of window were out of bounds" in text and "mine.py" in text]
+
+
 def test_lost_records_are_told(tmp_path: Path) -> None:
     assert "1,234 records were lost" in warnings(tmp_path, lost=1234)
 

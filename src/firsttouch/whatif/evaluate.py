@@ -169,6 +169,11 @@ def whatif(
     outcomes = _simulate(workload, machine, chosen, say)
     reference = next(outcome for outcome in outcomes if outcome.policy == now.name)
     warnings += _warnings(facts, machine)
+    warnings += [
+        f"{outcome.policy}: {nr:,} answers of {hook} were out of bounds, and brought inside"
+        for outcome in outcomes
+        for hook, nr in outcome.answers_bounded.items()
+    ]
     return WhatIf(
         trace=facts,
         machine=machine,
