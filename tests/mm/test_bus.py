@@ -14,7 +14,7 @@ from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, alloc_block, free_bloc
 from firsttouch.mm.bus import make_bus, occupy, sweep
 from firsttouch.mm.fault import take_block
 from firsttouch.mm.kernels import with_parts
-from firsttouch.mm.locks import acquire, make_locks, spinning
+from firsttouch.mm.locks import acquire, make_locks, share, spinning
 from firsttouch.mm.simulate import other_event, simulate
 from firsttouch.mm.world import make_world
 from firsttouch.workload.generators import pft
@@ -123,6 +123,24 @@ def test_a_line_that_crosses_nodes_takes_longer():
     locks = make_locks(1, nr_cpus=4, nr_nodes=2, remote_ns=50)
     took = [acquire(locks, 0, 0, cpu, 1000 * i, 10, 20, 0) for i, cpu in enumerate((0, 1, 2, 3, 0, 0))]
     assert took == [10, 30, 80, 30, 80, 10]
+
+
+def test_a_line_without_a_lock_stays_on_a_node_while_others_wait_there():
+    """A turn is 20, and 40 more if it leads to another of two nodes: it does while at most two wait (120), and once in
+    half as many turns as wait (q) otherwise, when those take q * 20 + 2 * 40."""
+    for waiting_ns, far_ns in ((0, 40), (60, 40), (120, 40), (160, 20), (240, 10), (1680, 1)):
+        locks = make_locks(1, nr_cpus=4, nr_nodes=2, remote_ns=40)
+        share(packed(locks), 0, 0, 0, 1000, 20, 0)
+        locks.free_at_ns[0] = 2000 + waiting_ns
+        assert share(packed(locks), 0, 0, 3, 2000, 20, 0) == waiting_ns + 20 + far_ns
+        assert locks.free_at_ns[0] == 2000 + waiting_ns + 20 + far_ns
+        assert share(packed(locks), 0, 0, 2, 9000, 20, 0) == 20  # of one node
+
+
+def test_a_lock_goes_to_whoever_asked_first_from_whatever_node():
+    locks = make_locks(1, nr_cpus=4, nr_nodes=2, remote_ns=40)
+    acquire(locks, 0, 0, 0, 1000, 5000, 20, 0)
+    assert acquire(locks, 0, 0, 3, 1000, 10, 20, 0) == 5000 + 20 + 40 + 10
 
 
 def test_a_node_by_itself_knows_no_distance():

@@ -7,7 +7,8 @@ by `waiter_ns`. How many spin follows from the wait: with q of them, each of the
 q * `waiter_ns`, so the wait is q * (hold + handoff) + q**2 * `waiter_ns`.
 
 A line that is written to without a lock (`share`) has no holds, yet it travels to one CPU after another: it is a lock
-that is held for no time.
+that is held for no time. A lock goes to whoever asked first; such a line goes to those of its own node first, whose
+requests meet in one cache. So the more CPUs of a node wait, the fewer of its turns lead to another node.
 
 Invariants:
   L1  `free_at_ns` never decreases
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firsttouch._jit import inlined
+from firsttouch._jit import inlined, state_kernel
 
 ZONE, MM, PAGE_TABLE = range(3)
 CLASSES = ("zone", "mmap", "page_table")
@@ -96,7 +97,7 @@ def acquire(
     wait = max(0, locks.free_at_ns[lock] - now_ns)
     if wait and waiter_ns:
         wait += waiter_ns * spinning(wait, hold_ns + handoff_ns, waiter_ns)
-    wait += travel(locks, lock, cpu, handoff_ns)
+    wait += travel(locks, lock, cpu, handoff_ns, locks.remote_ns)
     locks.free_at_ns[lock] = now_ns + wait + hold_ns
     return count(locks, kind, wait, hold_ns)
 
@@ -108,21 +109,39 @@ def spinning(wait_ns: int, turn_ns: int, waiter_ns: int) -> int:
     return 1 + int(ahead)
 
 
-@inlined
+@state_kernel
 def share(locks: Locks, kind: int, lock: int, cpu: int, now_ns: int, handoff_ns: int, waiter_ns: int) -> int:
     """Write to a line that others write to as well, without a lock; return how long the CPU is kept."""
-    return acquire(locks, kind, lock, cpu, now_ns, 0, handoff_ns, waiter_ns)
+    wait = max(0, locks.free_at_ns[lock] - now_ns)
+    remote_ns = locks.remote_ns
+    if wait and remote_ns:
+        remote_ns = remote_part_ns(locks, wait, handoff_ns)
+    if wait and waiter_ns:
+        wait += waiter_ns * spinning(wait, handoff_ns, waiter_ns)
+    wait += travel(locks, lock, cpu, handoff_ns, remote_ns)
+    locks.free_at_ns[lock] = now_ns + wait
+    return count(locks, kind, wait, 0)
 
 
 @inlined
-def travel(locks: Locks, lock: int, cpu: int, handoff_ns: int) -> int:
-    """The line of `lock` comes to `cpu`; return how long that takes."""
+def remote_part_ns(locks: Locks, wait_ns: int, handoff_ns: int) -> int:
+    """What distance adds to each of the turns of a line, if CPUs of all nodes wait for it for `wait_ns`.
+
+    Up to one CPU a node waits: every turn goes to another node. Above, one in as many as wait on a node.
+    """
+    waiting = max(wait_ns / (handoff_ns + locks.remote_ns), (wait_ns - locks.nr_nodes * locks.remote_ns) / handoff_ns)
+    return int(locks.remote_ns * locks.nr_nodes / max(waiting, locks.nr_nodes))
+
+
+@inlined
+def travel(locks: Locks, lock: int, cpu: int, handoff_ns: int, remote_ns: int) -> int:
+    """The line of `lock` comes to `cpu`, from another node in `remote_ns` more; return how long that takes."""
     last = locks.last_cpu[lock]
     locks.last_cpu[lock] = cpu + 1
     if last in (0, cpu + 1):
         return 0
-    far = locks.remote_ns > 0 and node_of(locks, last - 1) != node_of(locks, cpu)
-    return handoff_ns + locks.remote_ns if far else handoff_ns
+    far = remote_ns > 0 and node_of(locks, last - 1) != node_of(locks, cpu)
+    return handoff_ns + remote_ns if far else handoff_ns
 
 
 @inlined
