@@ -6,6 +6,7 @@ from hand_workload import PAGE_BYTES, Hand, recorded, small_machine
 
 from firsttouch import policy
 from firsttouch.errors import FirsttouchError
+from firsttouch.machine import Cost
 from firsttouch.mm.simulate import simulate
 from firsttouch.workload.generators import storm
 
@@ -33,6 +34,14 @@ def test_the_first_fault_of_a_region_pays_for_its_page_table():
         assert zeroed.fault_ns - plain.fault_ns == nr * MADE_NS
         assert zeroed.system_ns - plain.system_ns == nr * (MADE_NS + TAKEN_NS)  # and back at the end
         assert zeroed.zeroed_in_fault_bytes - plain.zeroed_in_fault_bytes == nr * PAGE_BYTES
+
+
+def test_what_lies_in_no_cache_is_paid_for_when_a_page_table_is_made_and_given_back():
+    plain, cold = small_machine(), small_machine()
+    cold = msgspec.structs.replace(cold, cost=msgspec.structs.replace(cold.cost, table_page=Cost(ns=700.0)))
+    for name, times in ((BASE, 0), (ZEROED, 4), (CACHED, 4)):
+        warm_ns, cold_ns = (simulate(three_regions(0, 600), on, policy.load(name)).system_ns for on in (plain, cold))
+        assert cold_ns - warm_ns == times * 700
 
 
 def generations(nr, nr_regions=3):

@@ -69,6 +69,9 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # parts of `trap` that page-table locks are held for; they show only where threads contend
     table_walk: Cost = Cost(ns=30.0, source="typical: three levels, in cache")
     table_install: Cost = Cost(ns=30.0, source="typical: one entry, counters, a list")
+    # making a page-table page, and giving it back, each take this beyond the page itself: where they are charged at all
+    # (policy zero.table_pages), memory is touched here and there, and nothing that the kernel looks at is in a cache
+    table_page: Cost = Cost(ns=0.0, source="typical: no figure known")
     scan_entry: Cost = Cost(ns=4.0, source="typical: one entry and its page's flags read, in order")
     lock_waiter: Cost = Cost(ns=0.0, source="typical: queued spin locks, whose waiters do not disturb the holder")
     # several nodes, and several CPUs at one memory

@@ -43,6 +43,7 @@ class CostTable(NamedTuple):
     handoff: int
     waiter: int  # what each spinning CPU adds to a hand-off
     read_page: int  # read all lines of a page that is in no cache
+    table_page: int  # a page-table page is made, or given back, beyond the page itself
     scan_entry: int  # a daemon looks at one entry and its page
     line_waiter: int  # the same for a line that is written to without a lock
     zone_page: int  # one page moved between lists under the zone lock
@@ -130,6 +131,7 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         waiter=round(cost.lock_waiter.ns),
         line_waiter=round(cost.line_waiter.ns),
         read_page=round(machine.page_bytes // machine.line_bytes * cost.line_cold.ns),
+        table_page=round(cost.table_page.ns),
         scan_entry=round(cost.scan_entry.ns),
         zone_page=zone_page,
         remote_page=round(cost.remote_page.ns),

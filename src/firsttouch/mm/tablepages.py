@@ -15,7 +15,8 @@ def table_needed(w: World, cpu: int, t: int, slot: int, _: int) -> int:
     tc.present[slot] = True
     tc.counts[NR_TABLE_PAGES] += 1
     if w.rules.recorded:  # the recording kernel made it, too
-        credit(w, t, w.cost.alloc + w.cost.zone_page + w.cost.zero_temporal[0])
+        credit(w, t, w.cost.table_page + w.cost.alloc + w.cost.zone_page + w.cost.zero_temporal[0])
+    advance(w, cpu, w.cost.table_page)
     if tc.spare[cpu] > 0:
         tc.spare[cpu] -= 1
         tc.counts[NR_TABLE_HITS] += 1
@@ -34,5 +35,5 @@ def table_freed(w: World, cpu: int, slot: int, _b: int, _c: int) -> int:
         tc.present[slot] = False
         if tc.spare[cpu] < tc.cache_pages:
             tc.spare[cpu] += 1
-        advance(w, cpu, w.cost.zone_page)
+        advance(w, cpu, w.cost.table_page + w.cost.zone_page)
     return 0
