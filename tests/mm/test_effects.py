@@ -302,6 +302,7 @@ def shipped():
     numbers = {
         "+fault-around-N": "+fault-around-16", "+mthp-Nk": "+mthp-64k", "+promote-N": "+promote-50",
         "+promote-later-N": "+promote-later-90", "+prefault-order-N": "+prefault-order-5",
+        "+map-around-N": "+map-around-16",
     }  # fmt: skip
     return [preset.extends + numbers.get(preset.name, preset.name) for preset in policy.presets()]
 

@@ -10,7 +10,7 @@ from test_pft_workload import assert_all_is_free
 from firsttouch.errors import FirsttouchError
 from firsttouch.mm.simulate import replay, simulate
 from firsttouch.workload import EXEC, FORK, JOIN, MAP, SLEEP, TOUCH, UNMAP, Workload
-from firsttouch.workload.generators import GENERATORS, Build, Program, server, sparse, storm
+from firsttouch.workload.generators import GENERATORS, Build, Program, readers, server, sparse, storm
 from firsttouch.workload.generators.server import _sizes
 
 SMALL = {
@@ -28,6 +28,7 @@ SMALL = {
         },
     ),
     "pft": (GENERATORS["pft"], {"nr_bytes": 1 << 19, "reps": 2, "threads": 2}),
+    "readers": (readers, {"file_pages": 700, "threads": 2, "pattern": "random"}),
     "storm": (
         storm,
         {"processes": 9, "at_once": 2, "pages": 30, "file_pages": 16, "copied_pages": 5, "worker_pages": 8},

@@ -383,6 +383,16 @@ def on_bus(w: World, cpu: int, ns: int, bus_ns: int) -> int:
     return occupy(w.bus, cpu * len(w.bus.free_at_ns) // len(w.sched.clock_ns), w.sched.clock_ns[cpu], ns, bus_ns)
 
 
+@state_kernel
+def read_lines(w: World, cpu: int, ns: int, lines: int) -> None:
+    """The program reads lines of files that are in no cache: over the bus of node 0, where files lie."""
+    bus_ns = w.cost.bus_page * lines * w.rules.line_bytes // (2 * w.rules.page_bytes)
+    if bus_ns:
+        ns = occupy(w.bus, 0, w.sched.clock_ns[cpu], ns, bus_ns)
+    w.sched.clock_ns[cpu] += ns
+    w.total[THINK_NS] += ns
+
+
 @inlined
 def take_block(w: World, cpu: int, k: int, want_zeroed: bool) -> tuple[int, int]:
     """2**k pages for what `cpu` is at, as the policy's kernel takes them: (pfn or NO_PFN, zero state)."""

@@ -30,6 +30,7 @@ from firsttouch.mm.fault import (
     credit,
     entry_of,
     free_folio,
+    read_lines,
     take_block,
     zero_block,
 )
@@ -126,6 +127,7 @@ from firsttouch.workload import (
     MOVE,
     NORESERVE,
     POPULATE,
+    READ,
     SHARED,
     SHMEM,
     SLEEP,
@@ -309,6 +311,9 @@ def other_event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> int:
             done(w, t, e)
     elif op == SYSCALL:
         advance(w, cpu, w.events.page[e])
+        done(w, t, e)
+    elif op == READ:
+        read_lines(w, cpu, w.events.page[e], w.events.arg[e])
         done(w, t, e)
     elif op == YIELD:
         done(w, t, e)

@@ -18,6 +18,7 @@ does; exec begins a new address space.
 | FORK | thread `arg` begins; its address space copies this one's if it is another | arg |
 | EXEC | this thread goes on in address space `arg`, which is empty | arg |
 | SLEEP | wait for `page` nanoseconds: for I/O, which counts for the load, if `arg`; else a timer | page, arg |
+| READ | `page` nanoseconds of reading `arg` lines of files from memory: longer where its bus is busy | page, arg |
 | SYSCALL | `page` nanoseconds of kernel time that no policy changes: exec, open, read, write | page |
 | MEASURE | what is counted begins here (or ends, if `arg`): the rest only brings memory into a state | arg |
 | YIELD | nothing: the recorded thread waited for a CPU here, which in the model the scheduler decides | |
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT, SYSCALL, MEASURE = range(15)
+TOUCH, MAP, UNMAP, MOVE, POPULATE, FORK, EXEC, SLEEP, JOIN, WAIT, WAKE, YIELD, EXIT, SYSCALL, MEASURE, READ = range(16)
 
 # Event kinds: bits. The first are those of trace.schema.
 WRITE = 1

@@ -10,6 +10,7 @@ from firsttouch.workload import Workload
 from firsttouch.workload.generators.ageing import aged, ageing
 from firsttouch.workload.generators.build import BUILDS, Build, Program, build
 from firsttouch.workload.generators.pft import PftRow, PftTest, pft, pft_row
+from firsttouch.workload.generators.readers import readers
 from firsttouch.workload.generators.server import server
 from firsttouch.workload.generators.sparse import sparse
 from firsttouch.workload.generators.storm import storm
@@ -18,6 +19,7 @@ GENERATORS: dict[str, Callable[..., Workload]] = {
     "ageing": ageing,
     "build": build,
     "pft": pft,
+    "readers": readers,
     "server": server,
     "sparse": sparse,
     "storm": storm,
@@ -35,6 +37,7 @@ __all__ = [
     "build",
     "pft",
     "pft_row",
+    "readers",
     "server",
     "sparse",
     "storm",

@@ -27,6 +27,7 @@ from firsttouch.workload import (
     MAP,
     MEASURE,
     NO_CACHE_PAGE,
+    READ,
     SLEEP,
     SYSCALL,
     TOUCH,
@@ -110,6 +111,10 @@ class Builder:
     def syscall(self, thread: int, ns: int, think_ns: int = 0) -> None:
         """So much kernel time."""
         self._add(thread, SYSCALL, page=ns, think_ns=think_ns)
+
+    def read(self, thread: int, ns: int, lines: int) -> None:
+        """Read so many lines of files that are in no cache, which takes `ns` while nobody else reads memory."""
+        self._add(thread, READ, page=ns, arg=lines)
 
     def measure(self, thread: int, *, end: bool = False) -> None:
         """What is counted begins here, or ends."""
