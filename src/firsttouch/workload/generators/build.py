@@ -105,6 +105,13 @@ BUILDS = {
         helper=Program(3200 * KIB, 0.37, 80 * KIB, 240 * KIB),
         compiler=Program(3200 * KIB, 0.37, 80 * KIB, 1772 * KIB),
     ),
+    # make -j60 test of git, 2014: 129,591,823 minor faults in 66.1 s; shells that start git for a few milliseconds.
+    "git-test": Build(
+        jobs=71_300, parallel=60, helpers=2, user_s=1_500.0, kernel_s=2_000.0, io_s=100.0,
+        shell=Program(3200 * KIB, 0.37, 80 * KIB, 160 * KIB),
+        helper=Program(3200 * KIB, 0.37, 80 * KIB, 160 * KIB),
+        compiler=Program(3200 * KIB, 0.37, 80 * KIB, 1416 * KIB),
+    ),
     # make -j3 vmlinux, 2004, on 2 CPUs: user 954 s, system 60.5 s, real 513 s.
     "kernel-2004": Build(
         jobs=1_100, parallel=3, helpers=3, user_s=954.2, kernel_s=40.0, io_s=12.0,
