@@ -8,7 +8,7 @@ from hand_workload import Hand, linux, small_machine
 from firsttouch import machine as machines
 from firsttouch import policy
 from firsttouch.errors import FirsttouchError
-from firsttouch.machine import ZeroCost
+from firsttouch.machine import Cost, ZeroCost
 from firsttouch.mm.costs import cost_table, in_extents
 from firsttouch.mm.simulate import simulate
 
@@ -90,6 +90,16 @@ def test_established_lines_are_paid_for_later_only_where_they_go_past_the_caches
     established = simulate(one_page(64), here, linux("+clear-line-establish"))
     assert plain.fault_ns - established.fault_ns == 300 - 100
     assert established.user_ns - plain.user_ns == later_ns
+
+
+@pytest.mark.parametrize(("diffs", "later_ns"), [("", 0), ("+clear-nontemporal", 70)])
+def test_the_user_waits_for_stores_that_are_on_their_way_to_memory(diffs, later_ns):
+    """Only after stores past the caches, and only where the fault made them."""
+    here = clearing()
+    slow = msgspec.structs.replace(here, cost=msgspec.structs.replace(here.cost, write_drain=Cost(70)))
+    fast, waiting = (simulate(one_page(64), on, linux(diffs)) for on in (here, slow))
+    assert waiting.user_ns - fast.user_ns == waiting.wall_ns - fast.wall_ns == later_ns
+    assert waiting.fault_ns == fast.fault_ns + later_ns
 
 
 def test_nontemporal_stores_always_leave_memory_cold():

@@ -11,6 +11,7 @@ from programs import programs
 
 from firsttouch import policy
 from firsttouch.errors import FirsttouchError
+from firsttouch.machine import Cost
 from firsttouch.mm.faultahead import ADVICE_NORMAL, ADVICE_RANDOM, ADVICE_SEQUENTIAL, make_around
 from firsttouch.mm.pmap import check
 from firsttouch.mm.simulate import replay, simulate
@@ -66,6 +67,19 @@ def test_a_read_of_a_file_maps_its_window(name, vma, flags, page, want):
             t, v = h.thread(), h.vma(*vma, flags)
             h.read(t, v, page, beyond)
             assert simulate(h.workload(), small_machine(), policy.load(name)).faults == 2
+
+
+@pytest.mark.parametrize(("flags", "nr_code"), [(FILE_FLAGS, 8), (WRITABLE, 0)])
+def test_what_a_neighbour_costs_besides_its_entry(flags, nr_code):
+    """8 pages are mapped: each of code is made coherent, and 7 take entries of the TLB that the user loads again."""
+    h = Hand([2])
+    h.read(h.thread(), h.vma(0, 512, flags), 100)
+    here = small_machine()
+    costs = msgspec.structs.replace(here.cost, sync_page=Cost(1000), tlb_reload=Cost(50))
+    p = policy.load("netbsd-9")
+    plain, slow = (simulate(h.workload(), on, p) for on in (here, msgspec.structs.replace(here, cost=costs)))
+    assert slow.system_ns - plain.system_ns == nr_code * 1000
+    assert slow.user_ns - plain.user_ns == 7 * 50
 
 
 def test_netbsd_maps_across_page_tables_and_freebsd_only_in_those_that_exist():

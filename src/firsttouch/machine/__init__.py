@@ -80,6 +80,10 @@ class Costs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remote_handoff: Cost = Cost(ns=0.0, source="typical: one node")  # a hand-off from another node's CPU costs more by
     bus_page: Cost = Cost(ns=0.0, source="typical: no limit known")  # least time from page to page that a node zeroes
     line_waiter: Cost = Cost(ns=0.0, source="typical: requests for a line queue")  # as lock_waiter, without a lock
+    # what a fault leaves to its user besides cold lines
+    write_drain: Cost = Cost(ns=0.0, source="typical: hidden")  # until stores past the caches have reached memory
+    sync_page: Cost = Cost(ns=0.0, source="typical: coherent")  # code is mapped: instruction cache made coherent
+    tlb_reload: Cost = Cost(ns=0.0, source="typical: a fault loads no entries")  # one that a neighbour's displaced
     host_cold_page: Cost | None = None  # extra, per base page that the hypervisor must back first
 
 

@@ -54,6 +54,9 @@ class CostTable(NamedTuple):
     bus_copy_page: int
     bus_cold_page: int  # what fetching the user's lines of a cold page takes of the bus
     bus_page: int  # least time from base page to base page that the CPUs of a node zero
+    write_drain: int  # what the user waits for stores of a fault that went past the caches
+    sync_page: int  # making the instruction cache coherent for a page of code, where a fault has to
+    tlb_reload: int  # what the user pays for a TLB entry that a neighbour's took
     syscall: int
     record: int  # what recording added to each recorded fault
 
@@ -140,6 +143,9 @@ def cost_table(machine: Machine, policy: Policy, lines_touched: int, level: str)
         bus_copy_page=round(cost.bus_page.ns * 3 / 2),
         bus_cold_page=round(cost.bus_page.ns / 2 * lines * machine.line_bytes / machine.page_bytes),
         bus_page=round(cost.bus_page.ns),
+        write_drain=round(cost.write_drain.ns) if leaves_lines_cold(machine, policy.zero.method) else 0,
+        sync_page=round(cost.sync_page.ns),
+        tlb_reload=round(cost.tlb_reload.ns),
         syscall=round(cost.syscall.ns),
         record=round(record),
     )

@@ -461,6 +461,8 @@ def zero_block(w: World, cpu: int, pfn: int, k: int, z: int) -> None:
     if nr_nodes > 1 and zone_of(w.buddy, pfn) != node:
         ns += w.cost.remote_page << k
     advance(w, cpu, on_bus(w, cpu, ns, w.cost.bus_page << k))
+    w.sched.clock_ns[cpu] += w.cost.write_drain
+    w.total[COLD_NS] += w.cost.write_drain
 
 
 @inlined

@@ -14,6 +14,12 @@ the mapping, and not aligned. Nothing is read or zeroed for it, but for one exce
               mapped and not in memory ends the scan in both directions. FreeBSD 6 and 9 do this after any fault that
               did not zero-fill; later ones only after one that copied nothing.
 
+**What a mapped neighbour costs besides its entry**, on machines that say so. Where the instruction cache is not
+coherent, NetBSD's pmap writes each page of code back and invalidates it, line by line, whenever it maps it
+(`sync_page`; a file that cannot be written to through the mapping is taken for code), the faulting page as its
+neighbours. And where the TLB is loaded by software the pmap loads each entry it makes: one that the program was using
+has to go for a neighbour (`tlb_reload`, the user's time).
+
 **Scaling.** NetBSD's windows are pages whatever a page is. Scaled, they are as many bytes as with 4 KiB pages: each
 number times 4096 / page size, rounded as `scaling` says; for pages of 4 KiB and less nothing changes.
 
@@ -47,9 +53,9 @@ from firsttouch.mm.pmap import (
     map_pfnless,
     need_slot,
 )
-from firsttouch.mm.world import COW, FILE, REUSE, SHARED_FILL, SOFT, ZEROED_BYTES, World
+from firsttouch.mm.world import COLD_NS, COW, FILE, REUSE, SHARED_FILL, SOFT, ZEROED_BYTES, World
 from firsttouch.units import PMD_ORDER, PMD_PAGES
-from firsttouch.workload import ANON, RANDOM, SEQUENTIAL
+from firsttouch.workload import ANON, RANDOM, SEQUENTIAL, WRITABLE
 from firsttouch.workload import SHMEM as SHMEM_VMA
 
 
@@ -74,6 +80,8 @@ def netbsd_neighbours(w: World, cpu: int, t: int, slot: int, service: int) -> in
     nr = 0
     for other in range(start, end):
         if other == page:
+            if service == FILE and flags & WRITABLE == 0:
+                advance(w, cpu, w.cost.sync_page)
             continue
         there = find_slot(w.pmap, mm, other)
         state = NONE if there == NO_SLOT else int(w.pmap.state[entry_of(there, other)]) & STATE
@@ -82,12 +90,16 @@ def netbsd_neighbours(w: World, cpu: int, t: int, slot: int, service: int) -> in
         elif state == NONE and has_file:
             if not map_cached(w, mm, vma, page, other):
                 return nr
+            if flags & WRITABLE == 0:
+                advance(w, cpu, w.cost.sync_page)
         elif state == NONE and flags & SHMEM_VMA and w.around.fills_shared and service == SHARED_FILL:
             if not fill_shared(w, cpu, mm, other):
                 return nr
         else:
             continue
         advance(w, cpu, w.cost.map_page)
+        w.sched.clock_ns[cpu] += w.cost.tlb_reload
+        w.total[COLD_NS] += w.cost.tlb_reload
         nr += 1
     return nr
 
