@@ -199,3 +199,25 @@ def test_a_parameter_out_of_range_is_named(parameters, said):
 def test_weights_are_exact():
     w = build(replace(TINY, jobs=1000), scale=0.1)
     assert Fraction(w.facts["weight"]) == Fraction(w.facts["jobs"], w.facts["simulated"]) == 10
+
+
+@pytest.mark.parametrize("parallel", [2, 3, 8])
+def test_the_last_job_of_a_directory_runs_alone(parallel):
+    """Jobs wait only, a second each: of 3 in a directory two at a time, then the last one, then the next directory."""
+    shape = replace(TINY, jobs=12, parallel=parallel, io_s=12.0, directory_jobs=3)
+    wall_ns = simulate(build(shape, scale=1), small_machine(8), linux()).wall_ns
+    assert wall_ns / 1e9 == pytest.approx(4 * (1 + 1), rel=0.01)
+
+
+def test_large_blocks_fit_where_the_compiler_asks_for_much():
+    """320 pages of a compiler from page 2 + 1: aligned blocks of 16 are at 16, 32, .. 304 if there is room."""
+    shape = replace(TINY, jobs=1, temporary_ratio=0.0, make_bytes=4 * KIB,
+                    compiler=Program(8 * KIB, 1.0, 4 * KIB, 1280 * KIB))  # fmt: skip
+    small = 1 + 3 + 1  # of make, shell, helper, which are too small
+    for growth_bytes, blocks, singles in (
+        (4 * KIB, 0, 320),  # the mapping always ends with the page that faults
+        (1280 * KIB, 19, 320 - 19 * 16),  # 13 pages before page 16, and 3 after page 319
+    ):
+        w = build(replace(shape, growth_bytes=growth_bytes), scale=1)
+        kinds = simulate(w, small_machine(2), linux("+mthp-64k")).faults_by_kind
+        assert kinds["zero_fill"] - small == blocks + singles
