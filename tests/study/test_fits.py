@@ -66,3 +66,12 @@ EXPECTED = {
 def test_fast_studies_come_to_what_they_came_to_before(name):
     (study,) = c.compare([shipped()[name]]).studies
     assert (round(100 * study.median_error, 1), round(100 * study.worst_error, 1)) == EXPECTED[name]
+
+
+def test_costs_of_blocks_change_in_proportion():
+    machine = machines.load("ampere_altra")
+    plan = f.FitPlan("ampere_altra", [f.Constant("cost.trap", 1, 1e6, ["cost.alloc_large"])])
+    twice = f.with_constants(machine, plan, [2 * machine.cost.trap.ns])
+    assert f.get(twice, "cost.alloc_large") == pytest.approx(2 * machine.cost.alloc_large[0])
+    assert twice.cost.alloc_large[4] == pytest.approx(2 * machine.cost.alloc_large[4])
+    assert twice.cost.unmap_large == machine.cost.unmap_large

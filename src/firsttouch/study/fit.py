@@ -34,7 +34,10 @@ SOFT = 0.1  # an error beyond this counts less than its square
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One number that is fitted: `cost.trap`, or `zero.temporal`, which scales the costs of a method at all sizes."""
+    """One number that is fitted: `cost.trap`, or `zero.temporal`, which scales the costs of a method at all sizes.
+
+    `cost.alloc_large` and `cost.unmap_large` stand for their first number, and change in proportion to it.
+    """
 
     name: str
     low: float
@@ -84,6 +87,8 @@ def get(machine: Machine, name: str) -> float:
     where, _, field = name.partition(".")
     if where == "zero" and field in machine.zero:
         return 1.0
+    if where == "cost" and isinstance(getattr(machine.cost, field, None), list):
+        return float(getattr(machine.cost, field)[0])
     if where == "cost" and hasattr(getattr(machine.cost, field, None), "ns"):
         return float(getattr(machine.cost, field).ns)
     raise FirsttouchError(f"machine {machine.name} has no constant {name!r} to fit", HINT)
@@ -102,6 +107,9 @@ def put(machine: Machine, name: str, value: float, source: str = "") -> Machine:
         )
         return msgspec.structs.replace(machine, zero={**machine.zero, field: new})
     before = getattr(machine.cost, field)
+    if isinstance(before, list):
+        large = [round(ns * value / before[0], 3) for ns in before]
+        return msgspec.structs.replace(machine, cost=msgspec.structs.replace(machine.cost, **{field: large}))
     cost = msgspec.structs.replace(before, ns=round(value, 3), source=source or before.source)
     return msgspec.structs.replace(machine, cost=msgspec.structs.replace(machine.cost, **{field: cost}))
 
