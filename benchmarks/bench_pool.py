@@ -189,14 +189,18 @@ def _small(job: dict) -> dict:
 
 
 def _install(job: dict) -> dict:
+    import resource
+
     import numpy  # noqa: F401
 
-    before_kib, cpu, start = _rss_kib(), time.process_time(), time.perf_counter()
+    before_kib, faults = _rss_kib(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    cpu, start = time.process_time(), time.perf_counter()
     import firsttouch as ft
 
     pool = ft.pool.install("3GiB", populate=0, strict=True)
     out = {"wall_ms": (time.perf_counter() - start) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
     assert pool is not None
+    out["faults"] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
     return out | {"rss_mib": (_rss_kib() - before_kib) / 1024}
 
 
@@ -402,7 +406,8 @@ def show(part: str, results: dict, cpu: bool) -> None:
             if f"{key} more" in rows:
                 print(f"  {key:18}{rows[key]:9.1f} ns{rows[f'{key} more']:+9.1f} ns")
     elif part == "install":
-        print(f"  {rows['wall_ms']:.0f} ms wall, {rows['cpu_ms']:.0f} ms CPU, {rows['rss_mib']:.1f} MiB")
+        print(f"  {rows['wall_ms']:.0f} ms wall, {rows['cpu_ms']:.0f} ms CPU", end="")
+        print(f", {rows['faults']:.0f} faults, {rows['rss_mib']:.1f} MiB")
     elif part == "busy":
         for name, row in rows.items():
             end = " cpu" if cpu else ""

@@ -5,10 +5,24 @@ import dataclasses
 import numpy as np
 import pytest
 from hand_workload import Hand, linux, recorded, small_machine
+from msgspec import structs
 
 from firsttouch.mm.simulate import simulate
-from firsttouch.policy import Userspace
-from firsttouch.workload import ADVISED, ANON, HEAP, KEPT, MAP, NORESERVE, SHARED, SHMEM, UNMAP, WRITABLE, Workload
+from firsttouch.policy import Policy, Userspace
+from firsttouch.workload import (
+    ADVISED,
+    ANON,
+    HEAP,
+    KEPT,
+    MAP,
+    NORESERVE,
+    SHARED,
+    SHMEM,
+    TOUCH,
+    UNMAP,
+    WRITABLE,
+    Workload,
+)
 from firsttouch.workload.pooled import pooled
 
 LARGE = 512  # pages: 2 MiB, the threshold of +pool
@@ -20,8 +34,14 @@ def numpy_program(hand: Hand, *mms: int) -> Workload:
     return workload
 
 
+def kept(diffs: str = "+pool") -> Policy:
+    """The policy with a pool that costs nothing to start."""
+    policy = linux(diffs)
+    return structs.replace(policy, userspace=structs.replace(policy.userspace, pool_start_pages=0))
+
+
 def faults(workload: Workload, diffs: str = "+pool") -> int:
-    return simulate(workload, small_machine(), linux(diffs)).faults
+    return simulate(workload, small_machine(), kept(diffs)).faults
 
 
 def arrays(nr: int, pages: int, flags: int = ANON | WRITABLE, regions: int = 4) -> Hand:
@@ -94,9 +114,9 @@ def test_what_was_saved_is_the_faults_and_the_unmapping() -> None:
     h = arrays(3, LARGE)
     workload = dataclasses.replace(numpy_program(h, 0), user_ns=0, system_ns=10**9)
     machine = small_machine()
-    plain, kept = (simulate(workload, machine, linux(diffs)) for diffs in ("", "+pool"))
-    assert plain.system_ns - kept.system_ns >= 2 * LARGE * (machine.cost.trap.ns + machine.cost.unmap_page.ns)
-    assert kept.peak_bytes == LARGE * 4096
+    plain, pooled_ = (simulate(workload, machine, policy) for policy in (linux(""), kept("+pool")))
+    assert plain.system_ns - pooled_.system_ns >= 2 * LARGE * (machine.cost.trap.ns + machine.cost.unmap_page.ns)
+    assert pooled_.peak_bytes == LARGE * 4096
 
 
 def test_ranges_that_touch_become_one_that_ends_where_superpages_do() -> None:
@@ -131,3 +151,25 @@ def test_what_was_mapped_before_numpy_is_not_numpys() -> None:
     workload = numpy_program(h, 0)
     workload.events.arg[np.flatnonzero(workload.events.op == MAP)] = 0
     assert faults(workload) == 3 * LARGE
+
+
+def test_starting_the_pool_takes_its_time_and_pages() -> None:
+    h = Hand([4, 4])
+    t, v = h.thread(), h.vma(0, LARGE)
+    h.write(t, v, 0)
+    child = h.fork(t, mm=1)
+    h.map(child, v)
+    h.write(child, v, *range(LARGE))
+    h.join(t, child)
+    h.map(t, v)
+    h.write(t, v, 1, 2)
+    workload, machine = numpy_program(h, 0), small_machine()
+    free, started = (simulate(workload, machine, policy) for policy in (kept(), linux("+pool")))
+    assert started.faults - free.faults == 750
+    assert started.peak_bytes == (750 + 3) * 4096
+    assert 23_000_000 < started.user_ns - free.user_ns < 25_000_000
+    before = workload.events.op[: workload.threads.end[0]].tolist()
+    after = pooled(workload, linux("+pool").userspace)
+    assert after.events.op[: after.threads.end[0]].tolist() == [*before[:3], TOUCH, *before[3:]]
+    twice = numpy_program(h, 0, 1)
+    assert simulate(twice, machine, linux("+pool")).faults - simulate(twice, machine, kept()).faults == 2 * 750

@@ -134,6 +134,8 @@ class Userspace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # NumPy's arrays from here up lie in memory that a pool beneath it keeps and zeroes ahead (firsttouch run); 0: none
     pool_threshold_bytes: int = 0
+    pool_start_pages: int = 0  # that starting the pool touches: its code, its tables, the scrubber's stack
+    pool_start_ns: int = 0  # CPU time that starting it takes, faults not counted
 
 
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

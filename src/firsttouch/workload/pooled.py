@@ -7,7 +7,8 @@ address space that has NumPy in it,
 - a range of ordinary memory of the pool's threshold or more that the program gives back stays mapped, whether it was a
   mapping of its own or the end of the heap;
 - touches of it fault only where no touch before mapped their page;
-- it is advised to have superpages, and ends where superpages do.
+- it is advised to have superpages, and ends where superpages do;
+- to start the pool takes time and pages, when NumPy first maps memory.
 
 Addresses stay as the C library chose them. Everything else is as it was recorded.
 """
@@ -25,10 +26,12 @@ from firsttouch.workload import (
     ADVISED,
     ANON,
     EXEC,
+    FORK,
     HEAP,
     KEPT,
     MAP,
     NO_CACHE_PAGE,
+    NOHUGE,
     NORESERVE,
     PROTECTION,
     SHARED,
@@ -37,6 +40,8 @@ from firsttouch.workload import (
     TOUCH,
     UNMAP,
     WRITABLE,
+    WRITE,
+    Events,
     Vmas,
     Workload,
 )
@@ -78,7 +83,49 @@ def pooled(workload: Workload, userspace: Userspace) -> Workload:
         rows += [ANON | WRITABLE | ADVISED] * len(first)
     caches = np.concatenate([vmas.cache_page, np.full(len(rows) - len(vmas.flags), NO_CACHE_PAGE, np.int64)])
     table = Vmas(np.array(starts, np.int64), np.array(ends, np.int64), np.array(rows, np.int32), caches)
-    return replace(workload, events=events._replace(kind=kind, vma=vma, arg=arg), vmas=table)
+    done = replace(workload, events=events._replace(kind=kind, vma=vma, arg=arg), vmas=table)
+    return _started(done, mm, userspace) if userspace.pool_start_pages else done
+
+
+def _started(workload: Workload, mm: NDArray[np.int64], userspace: Userspace) -> Workload:
+    """The workload in which each NumPy program starts its pool; `mm` is the address space of each event."""
+    events, threads, vmas = workload.events, workload.threads, workload.vmas
+    asks = np.flatnonzero((events.op == MAP) & (events.arg != 0))
+    where = np.array([at for number in workload.numpy_mms for at in asks[mm[asks] == number][:1]], int)
+    if not len(where):
+        return workload
+    pages = userspace.pool_start_pages
+    regions = np.array(workload.mm_regions, np.int64)
+    first = int(regions.max()) * PMD_PAGES
+    heirs = _heirs(workload, mm, set(mm[where].tolist()))
+    regions[heirs] = first // PMD_PAGES + -(-pages // PMD_PAGES)  # above what anybody has
+    new = {
+        "op": TOUCH, "kind": WRITE, "vma": len(vmas.flags), "page": first, "end": first + pages, "arg": 0,
+        "think_ns": userspace.pool_start_ns // pages,
+    }  # fmt: skip
+    table = Vmas(
+        np.append(vmas.start, first), np.append(vmas.end, first + pages),
+        np.append(vmas.flags, ANON | WRITABLE | NOHUGE), np.append(vmas.cache_page, NO_CACHE_PAGE),
+    )  # fmt: skip
+    return replace(
+        workload,
+        events=Events(**{name: np.insert(getattr(events, name), where, value) for name, value in new.items()}),
+        threads=threads._replace(
+            first=threads.first + np.searchsorted(np.sort(where), threads.first),
+            end=threads.end + np.searchsorted(np.sort(where), threads.end),
+        ),
+        vmas=table,
+        mm_regions=regions.astype(workload.mm_regions.dtype),
+        user_ns=workload.user_ns + userspace.pool_start_ns * len(where),
+    )
+
+
+def _heirs(workload: Workload, mm: NDArray[np.int64], known: set[int]) -> list[int]:
+    """`known` address spaces and those that forks make of them: a child numbers its regions as its parent does."""
+    for at in np.flatnonzero(workload.events.op == FORK):  # a parent's events come before its child's
+        if int(mm[at]) in known:
+            known.add(int(workload.threads.mm[workload.events.arg[at]]))
+    return sorted(known)
 
 
 def _address_spaces(workload: Workload) -> NDArray[np.int64]:
