@@ -78,6 +78,7 @@ def test_a_hold_of_known_length_delays_who_comes_later():
     assert locks.v.hold_ns[PV_LIST] == 75
     assert locks.v.nr_acquired[PV_LIST] == 3
     assert locks.v.nr_waited[PV_LIST] == 2
+    assert locks.v.contended_ns[PV_LIST] == 140 + 210
     assert locks.v.charged_ns[0] == 350 + 75
     assert check(locks.v, locks.s) == []
 
@@ -155,6 +156,7 @@ def test_two_locks_on_a_line_disturb_each_other_and_nobody_waits():
     assert locks.take(2, PV_LIST, 2, 10) == 10
     assert locks.v.nr_waited[PV_LIST] == 0
     assert locks.v.wait_ns[PV_LIST] == 100
+    assert locks.v.contended_ns[PV_LIST] == 0
 
 
 def test_each_cpu_that_spins_makes_the_hand_off_slower():

@@ -69,7 +69,9 @@ def lock_uses(w: World, policy: Policy) -> dict[str, LockUse]:
     """What became of each class of locks, by the names of the policy's kernel."""
 
     def use(table: Any, i: int) -> LockUse:
-        columns = (table.nr_acquired, table.wait_ns, table.max_wait_ns, table.hold_ns)
+        columns = [table.nr_acquired, table.wait_ns, table.max_wait_ns, table.hold_ns]
+        if hasattr(table, "contended_ns"):
+            columns.append(table.contended_ns)
         return LockUse(*(int(column[i]) for column in columns))
 
     if policy.kernel == "linux":

@@ -30,6 +30,7 @@ class LockUse(msgspec.Struct, frozen=True):
     wait_ns: int  # waiting and hand-offs
     max_wait_ns: int
     hold_ns: int
+    contended_ns: int | None = None  # the wait of acquisitions that found the lock held; None: not counted apart
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -70,6 +70,7 @@ class VmLocks(NamedTuple):
     hold_ns: NDArray[np.int64]  # [class]
     nr_acquired: NDArray[np.int64]  # [class]
     nr_waited: NDArray[np.int64]  # [class] acquisitions that another CPU's hold delayed
+    contended_ns: NDArray[np.int64]  # [class] the wait of those, as lock profiling has it
     charged_ns: NDArray[np.int64]  # [1] CPU time of all that: waits, hand-offs, and holds of known length
     handoff_ns: int
     waiter_ns: int
@@ -99,6 +100,7 @@ def make_vmlocks(nr_locks: list[int], per_line: list[int], nr_cpus: int, handoff
         hold_ns=np.zeros(NR_CLASSES, np.int64),
         nr_acquired=np.zeros(NR_CLASSES, np.int64),
         nr_waited=np.zeros(NR_CLASSES, np.int64),
+        contended_ns=np.zeros(NR_CLASSES, np.int64),
         charged_ns=np.zeros(1, np.int64),
         handoff_ns=handoff_ns,
         waiter_ns=waiter_ns,
@@ -130,12 +132,14 @@ def grant(v: VmLocks, s: Sched, kind: int, lock: int, cpu: int, wish: int, since
     """The lock is `cpu`'s from `now_ns` on, or as soon as its last hold ends; `since_ns` is when it asked."""
     hold_ns = max(0, wish)
     wait_ns = max(now_ns, v.free_at_ns[lock]) - since_ns
-    if wait_ns > 0:
+    was_held = wait_ns > 0
+    if was_held:
         v.nr_waited[kind] += 1
         if v.waiter_ns:
             known = int(v.nr_waiting[lock])
             wait_ns += v.waiter_ns * max(known, spinning(wait_ns, hold_ns + v.handoff_ns, v.waiter_ns))
     wait_ns += travel(v, kind, lock, cpu)
+    v.contended_ns[kind] += wait_ns if was_held else 0
     begin_ns = since_ns + wait_ns
     if wish == READ:
         v.open[lock] += 1
@@ -213,7 +217,7 @@ def release(v: VmLocks, s: Sched, kind: int, index: int, cpu: int) -> None:
 
 def count_anew(v: VmLocks, now_ns: int) -> None:
     """Set all counters to nothing; of a hold that is open, only what comes after `now_ns` counts."""
-    for counter in (v.waited_ns, v.wait_ns, v.max_wait_ns, v.nr_acquired, v.nr_waited, v.charged_ns):
+    for counter in (v.waited_ns, v.wait_ns, v.max_wait_ns, v.nr_acquired, v.nr_waited, v.contended_ns, v.charged_ns):
         counter[...] = 0
     for kind in range(NR_CLASSES):
         v.hold_ns[kind] = -now_ns * int(np.abs(v.open[v.first[kind] : v.first[kind + 1]]).sum())

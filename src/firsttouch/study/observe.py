@@ -15,6 +15,7 @@ from firsttouch.mm.outcome import Outcome
 from firsttouch.study.ask import Ask
 
 LOCK_WAIT = "lock_wait_s:"
+CONTENDED = "lock_contended_s:"  # as lock profiling counts: of acquisitions that found the lock held
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,26 @@ OBSERVABLES: dict[str, Callable[[Seen], float]] = {
 }
 
 
+def contended_ns(seen: Seen, lock: str) -> int:
+    """What a class of locks was waited for by those who found it held. Raises KeyError where that is not counted."""
+    ns = seen.outcome.locks[lock].contended_ns
+    if ns is None:
+        raise KeyError(CONTENDED + lock)
+    return ns
+
+
 def observe(name: str, seen: Seen) -> float:
     """The observable `name`. Raises FirsttouchError for one that is not there, and for a rate of nothing."""
     try:
         if name.startswith(LOCK_WAIT):
             return seen.shrink * seen.outcome.lock_wait_ns[name.removeprefix(LOCK_WAIT)] / 1e9
+        if name.startswith(CONTENDED):
+            return seen.shrink * contended_ns(seen, name.removeprefix(CONTENDED)) / 1e9
         return OBSERVABLES[name](seen)
     except KeyError as error:
+        counted = (lock for lock, use in seen.outcome.locks.items() if use.contended_ns is not None)
         known = [*OBSERVABLES, *(LOCK_WAIT + lock for lock in seen.outcome.lock_wait_ns)]
+        known += [CONTENDED + lock for lock in counted]
         raise FirsttouchError(f"nothing is called {error.args[0]!r} that a cell could be compared with",
                               f"there are {', '.join(known)}") from None  # fmt: skip
     except ZeroDivisionError:
