@@ -1,6 +1,6 @@
 """A fault of FreeBSD 13 in the most obvious Python: Linux's twin, but for what differs."""
 
-from twin import REGION, WRITE, Entry, Twin
+from twin import ANON, REGION, SHMEM, WRITE, Entry, Twin
 
 
 class FreebsdTwin(Twin):
@@ -30,6 +30,14 @@ class FreebsdTwin(Twin):
 
     def fill(self, mm, vma, start, end, near):
         """There is no such call."""
+
+    def map(self, mm, vma):
+        """The first 96 pages of a file are mapped at once, as far as they are not."""
+        start, end, flags = self.vmas[vma]
+        if not flags & (ANON | SHMEM):
+            for page in range(start, min(end, start + 96)):
+                self.tables[mm].add(page // REGION)
+                self.spaces[mm].pages.setdefault(page, Entry("file"))
 
     def file(self, space, page, kind, vma):
         start, end, _ = vma

@@ -181,9 +181,22 @@ def test_files_are_cached_behind_memory_and_known_by_what_they_share():
         flags=np.array([0, 0, WRITABLE, 0, ANON, 0], np.int32),
         cache_page=np.array([0, none, 40, 35, none, none], np.int64),
     )
-    page, file, end = place_files(vmas, 1000)
-    assert page[[0, 2, 3]].tolist() == [1024, 1064, 1059]  # from the next frame on
-    assert page[[1, 5]].tolist() == [1024 + 50, 1024 + 80]
-    assert end == 1024 + 50 + 30 + 1
+    files, file, end = place_files(vmas, 1000)
+    assert files.skipped[[0, 1, 2, 3, 5]].tolist() == [0, 0, 40, 35, 0]
+    assert len(set(files.first[[0, 2, 3]])) == 1
+    assert len(files.frame) == 4 + 2 + 1  # 50, 30 and 1 pages
+    assert set(files.frame) == {2}  # from the next frame on
+    assert end == 3 * 512
     assert file[0] == file[2] == file[3]  # 35 to 45 joins 0 to 40 and 40 to 50
     assert len({file[0], file[1], file[5]}) == 3
+
+
+def test_clusters_of_small_files_lie_by_turns_and_large_files_in_one_piece():
+    """20 files of 32 pages and a large one: two frames of that, then first clusters 0 to 19, then second ones."""
+    size = np.array([32] * 20 + [1024], np.int64)
+    vmas = Vmas(np.zeros(21, np.int64), size, np.zeros(21, np.int32), np.cumsum(size) - size)
+    files, _, end = place_files(vmas, 512)
+    assert [files.frame[files.first[20] + i] for i in (0, 31, 32, 63)] == [1, 1, 2, 2]
+    frames = [files.frame[first : first + 2].tolist() for first in files.first[:20]]
+    assert frames == [[3, 3]] * 12 + [[3, 4]] * 8  # 32 clusters a frame: 20 first ones and 12 second ones
+    assert end == 5 * 512

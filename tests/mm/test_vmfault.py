@@ -13,10 +13,11 @@ from programs import programs
 from firsttouch import policy
 from firsttouch.mm import pmap, pv, vmlocks
 from firsttouch.mm.pcplist import NR_PAGES
+from firsttouch.mm.reservation import NR_MAPPINGS
 from firsttouch.mm.sched import DONE
 from firsttouch.mm.simulate import outcome_of, replay, simulate
 from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PROCTREE, PV_LIST
-from firsttouch.workload import SHARED, WRITABLE
+from firsttouch.workload import ANON, IMAGE, SHARED, SHMEM, WRITABLE
 
 # trap 500, of which 30 look up and 30 install; page 300, of which 12 queue it; zeroing 300, copying 400; file 300;
 # a list refilled: 15 pages of 12 ns each
@@ -125,6 +126,62 @@ def test_a_write_makes_a_shared_page_of_a_file_writable_as_a_reader():
     assert outcome.faults_by_kind | {"file": 1, "reuse": 1} == outcome.faults_by_kind
     assert world.vmlocks.nr_acquired[OBJECT] == 2
     assert world.vmlocks.nr_acquired[PV_LIST] == 1 + 1  # the page stays on its list
+
+
+# -- pages mapped with the mapping
+
+
+def mapped(nr_pages, flags=0, start=0, diffs="", **kinds):
+    """A file is mapped and `read`; what that took."""
+    h = Hand([2])
+    v, t = h.vma(start, start + nr_pages, flags), h.thread()
+    h.map(t, v)
+    h.read(t, v, *kinds.get("read", ()))
+    return run(h, diffs=diffs)
+
+
+def test_mmap_maps_the_first_96_pages_of_a_file_under_one_lock():
+    world, outcome = mapped(200, read=range(96))
+    assert outcome.faults == 0
+    nr = world.vmlocks.nr_acquired
+    assert [nr[kind] for kind in (MAP, OBJECT, PV_LIST, CHUNK_LIST)] == [1, 2, 1 + 1, 1 + 1]
+    # the map: the call 100, the object's reference 12, a chunk 288 + 12, 96 pages of 20
+    assert world.vmlocks.hold_ns[MAP] == 100 + 12 + CHUNK_NS + 96 * 20
+    assert world.vmlocks.hold_ns[OBJECT] == 12 + CHUNK_NS + 96 * 20
+    assert mapped(200, read=range(97))[1].faults == 1
+
+
+def test_exec_maps_all_of_a_programs_file():
+    world, outcome = mapped(400, IMAGE, read=range(400))
+    assert outcome.faults == 0
+    assert world.pv.counts[pv.NR_CREATED] == 3
+    assert world.vmlocks.nr_acquired[PV_LIST] == 1 + 1  # over three chunks; exit
+
+
+@pytest.mark.parametrize("flags", [ANON | WRITABLE, WRITABLE | SHARED | SHMEM])
+def test_nothing_else_is_mapped_before_it_is_touched(flags):
+    world, outcome = mapped(100, flags, read=(0, 1))
+    assert outcome.faults == 2
+    assert world.vmlocks.nr_acquired[PV_LIST] == 2 + 1  # exit: one frame
+
+
+def test_a_private_page_that_was_mapped_with_the_file_is_copied_at_the_first_write():
+    h = Hand()
+    v, t = h.vma(0, 10, WRITABLE), h.thread()
+    h.map(t, v)
+    h.write(t, v, 3)
+    world, outcome = run(h)
+    assert outcome.faults_by_kind["cow"] == outcome.faults == 1
+    assert world.vmlocks.nr_acquired[PV_LIST] == 1 + 2 + 3  # the copy: old list, new list; exit: file, copy, file
+
+
+def test_a_superpage_counts_as_one_page_of_those_that_mmap_maps():
+    world, outcome = mapped(1024, diffs="+reservations", read=(0, 511, 512, 1023))
+    assert (outcome.faults, world.reservation.counts[NR_MAPPINGS]) == (0, 2)
+    world, outcome = mapped(1014, start=10, diffs="+reservations", read=(105, 106))
+    assert (outcome.faults, world.reservation.counts[NR_MAPPINGS]) == (1, 0)
+    world, outcome = mapped(1014, IMAGE, start=10, diffs="+reservations", read=(511, 512, 1023))
+    assert (outcome.faults, world.reservation.counts[NR_MAPPINGS]) == (0, 1)
 
 
 # -- locks that stick, chunks

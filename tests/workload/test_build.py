@@ -14,7 +14,21 @@ from firsttouch.errors import FirsttouchError
 from firsttouch.mm.sched import NR_IN_IO
 from firsttouch.mm.simulate import replay, simulate
 from firsttouch.units import PMD_PAGES
-from firsttouch.workload import ANON, EXEC, FORK, JOIN, NO_CACHE_PAGE, SLEEP, SYSCALL, TOUCH, UNMAP, WAIT, WAKE, WRITE
+from firsttouch.workload import (
+    ANON,
+    EXEC,
+    FORK,
+    JOIN,
+    MAP,
+    NO_CACHE_PAGE,
+    SLEEP,
+    SYSCALL,
+    TOUCH,
+    UNMAP,
+    WAIT,
+    WAKE,
+    WRITE,
+)
 from firsttouch.workload.generators.build import BUILDS, RUN_UNITS, Build, Program, build, reads, sizes
 
 KIB = 1024
@@ -138,6 +152,27 @@ def test_file_pages_are_the_same_physical_pages_in_every_process():
             used.update(w.vmas.cache_page[v] + p - w.vmas.start[v] for p in range(w.events.page[e], w.events.end[e]))
     assert sorted(set(used.values())) == [4]  # each read page by one process of each of 4 jobs
     assert len(used) == 2 + 4 + 5
+
+
+def test_slots_with_own_files_map_none_in_common():
+    """12 jobs in 3 slots: each slot is a process with jobs one after another, and copies of every program."""
+    shape = replace(TINY, jobs=12, parallel=3, own_files=True, shell=replace(TINY.shell, library_bytes=4 * KIB))
+    w = build(shape, scale=1)
+    assert (count(w, FORK), count(w, EXEC), count(w, JOIN)) == (3 + 12 * 3, 3 + 12 * 3, 3 + 12 * 3)
+    slot_of = {}  # thread: its builder
+    for t, parent in enumerate(w.threads.parent):
+        slot_of[t] = slot_of.get(int(parent), t) if parent > 0 else t
+    used = {}
+    for t in range(1, len(w.threads.first)):
+        for e in range(w.threads.first[t], w.threads.end[t]):
+            v = w.events.vma[e]
+            if w.events.op[e] in (TOUCH, MAP) and w.vmas.flags[v] & ANON == 0:
+                used.setdefault(slot_of[t], set()).update(
+                    range(w.vmas.cache_page[v], w.vmas.cache_page[v] + w.vmas.end[v] - w.vmas.start[v]))  # fmt: skip
+    assert len(used) == 3
+    assert sum(len(pages) for pages in used.values()) == len(set().union(*used.values())) == 3 * (3 + 6 + 7)
+    outcome = simulate(w, small_machine(2), linux("+fault-around-4"))
+    assert outcome.faults_by_kind["file"] == 12 * (2 + 4 + 5)
 
 
 @pytest.mark.parametrize("page_bytes", [4096, 8192, 16384, 65536])

@@ -7,7 +7,7 @@ So an address space needs a new chunk only when all it has are full. One that is
 
 The lists of all pages of a superpage frame (2 MiB of physical memory) share a lock: number `frame % nr_locks`. With
 fewer locks than frames, frames collide; with as many, none do. Cached pages of files lie behind the programs' memory
-(`file_page`), so that the processes that map a file also meet at its locks.
+(`Files`), so that the processes that map a file also meet at its locks.
 
 Invariants:
   C1  place_of[entry] and entry[place] point to each other; a mapped page-table entry has a place, others NO_PLACE
@@ -31,10 +31,19 @@ from firsttouch._jit import inlined, state_kernel
 from firsttouch.units import PMD_ORDER, PMD_PAGES
 
 CHUNK_ENTRIES = 168
+CLUSTER_PAGES = 16  # that are read from a file together
 NO_CHUNK = NO_PLACE = NO_ENTRY = int(np.iinfo(np.int32).min)
 
 # counts[]
 FREE_CHUNKS, NR_CREATED, NR_DESTROYED, PEAK_CHUNKS = range(4)
+
+
+class Files(NamedTuple):
+    """Where mapped files are cached: CLUSTER_PAGES pages of a file are in one frame."""
+
+    first: NDArray[np.int64]  # [vma] first cluster of its file
+    skipped: NDArray[np.int64]  # [vma] pages of the file before its first page
+    frame: NDArray[np.int32]  # [cluster]
 
 
 class Pv(NamedTuple):
@@ -51,12 +60,12 @@ class Pv(NamedTuple):
     last: NDArray[np.int32]  # [mm] or NO_CHUNK
     free_chunks: NDArray[np.int32]  # stack, counts[FREE_CHUNKS] deep
     counts: NDArray[np.int64]
-    file_page: NDArray[np.int64]  # [vma] page of memory in which its first page is cached, were it a file's
+    files: Files
     nr_locks: int
     batch: bool  # chunks emptied at exit are freed together, after the list's lock is dropped
 
 
-def make_pv(nr_mms: int, nr_slots: int, file_page: NDArray[np.int64], nr_pages: int, nr_locks: int, batch: bool) -> Pv:
+def make_pv(nr_mms: int, nr_slots: int, files: Files, nr_pages: int, nr_locks: int, batch: bool) -> Pv:
     """No entries, and room for what `nr_slots` page-table pages can map. `nr_locks` 0: one a frame of `nr_pages`."""
     nr_entries = nr_slots * PMD_PAGES
     nr_chunks = -(-nr_entries // CHUNK_ENTRIES) + nr_mms if nr_slots else 0
@@ -74,7 +83,7 @@ def make_pv(nr_mms: int, nr_slots: int, file_page: NDArray[np.int64], nr_pages: 
         last=np.full(nr_mms, NO_CHUNK, np.int32),
         free_chunks=np.arange(nr_chunks - 1, -1, -1, dtype=np.int32),
         counts=counts,
-        file_page=file_page,
+        files=files,
         nr_locks=nr_locks or -(-nr_pages // PMD_PAGES),
         batch=batch,
     )

@@ -81,7 +81,16 @@ from firsttouch.mm.pmap import (
     map_pfnless,
     need_slot,
 )
-from firsttouch.mm.pv import NO_CHUNK, add_chunk, add_entry, frame_of, free_chunk, needs_chunk, remove_entry
+from firsttouch.mm.pv import (
+    CLUSTER_PAGES,
+    NO_CHUNK,
+    add_chunk,
+    add_entry,
+    frame_of,
+    free_chunk,
+    needs_chunk,
+    remove_entry,
+)
 from firsttouch.mm.reservation import (
     NO_FRAME,
     NOTHING,
@@ -97,7 +106,7 @@ from firsttouch.mm.reservation import (
     take_page,
 )
 from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PV_LIST, READ, RESERV, WRITE, release, take, upgrade
-from firsttouch.mm.vmobject import NO_OBJECT, is_file_first
+from firsttouch.mm.vmobject import NO_LOCK, NO_OBJECT, is_file_first
 from firsttouch.mm.vmsuper import SUPERPAGE, demote, mapped_frame, promote
 from firsttouch.mm.world import (
     COPIED_BYTES,
@@ -147,9 +156,31 @@ def list_lock(w: World, frame: int) -> int:
 
 
 @inlined
+def sticks(w: World, cpu: int, t: int, frame: int) -> bool:
+    """Whether the thread holds the lock of the frame's lists; if not, it asks for that, without any other."""
+    lock = list_lock(w, frame)
+    if w.vmobject.pv_lock[t] == lock:
+        return True
+    let_go_list(w, cpu, t)
+    w.vmobject.pv_lock[t] = lock
+    ask(w, cpu, PV_LIST, lock, WRITE)
+    return False
+
+
+@inlined
+def let_go_list(w: World, cpu: int, t: int) -> None:
+    """Drop the lock that the thread holds over pages, if any."""
+    lock = int(w.vmobject.pv_lock[t])
+    if lock != NO_LOCK:
+        w.vmobject.pv_lock[t] = NO_LOCK
+        let_go(w, cpu, PV_LIST, lock)
+
+
+@inlined
 def file_frame(w: World, vma: int, page: int) -> int:
     """The frame in which a page of a mapped file is cached."""
-    return frame_of(w.pv.file_page[vma] + page - w.vmas.start[vma])
+    files = w.pv.files
+    return int(files.frame[files.first[vma] + (files.skipped[vma] + page - w.vmas.start[vma]) // CLUSTER_PAGES])
 
 
 @state_kernel
@@ -326,15 +357,12 @@ def fits_superpage(w: World, t: int) -> bool:
 
 
 @state_kernel
-def map_superpage(w: World, t: int, e: int, mm: int, slot: int) -> None:
-    """Map the cached pages of a whole region of a file by one entry."""
-    pm, page, vma = w.pmap, int(w.progress.step[t]), int(w.events.vma[e])
-    head = page & ~(PMD_PAGES - 1)
-    near_first, near_last = around_window(w.vmas.start[vma], w.vmas.end[vma], page, w.rules.recorded_window_pages)
-    for other in range(head, head + PMD_PAGES):
-        near = NEAR if other != page and near_first <= other < near_last else 0
-        map_pfnless(pm, slot, entry_of(slot, other), FILE_RO | near)
-    enter_pv(w, mm, entry_of(slot, head), file_frame(w, vma, head))
+def map_superpage(w: World, mm: int, vma: int, slot: int, head: int) -> None:
+    """Map the cached pages of a whole region of a file, which begins at `head`, by one entry."""
+    pm = w.pmap
+    for entry in range(slot * PMD_PAGES, (slot + 1) * PMD_PAGES):
+        map_pfnless(pm, slot, entry, FILE_RO)
+    enter_pv(w, mm, slot * PMD_PAGES, file_frame(w, vma, head))
     pm.huge[slot] = SUPERPAGE
     w.reservation.counts[NR_MAPPINGS] += 1
 
@@ -534,7 +562,11 @@ def enter(w: World, cpu: int, t: int, e: int, mm: int) -> None:
         if service == FILE:
             advance(w, cpu, w.cost.file_map)
         if pr.order[t] == PMD_ORDER and pm.nr_mapped[slot] == 0:
-            map_superpage(w, t, e, mm, slot)
+            vma, page = int(w.events.vma[e]), int(pr.step[t])
+            map_superpage(w, mm, vma, slot, page & ~(PMD_PAGES - 1))
+            first, last = around_window(w.vmas.start[vma], w.vmas.end[vma], page, w.rules.recorded_window_pages)
+            for other in range(first, last):
+                pm.state[entry_of(slot, other)] |= NEAR if other != page else 0
         else:
             map_pfnless(pm, slot, entry, state)
             enter_pv(w, mm, entry, frame)

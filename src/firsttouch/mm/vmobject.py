@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from firsttouch._jit import inlined
 from firsttouch.machine import Machine
 from firsttouch.mm.buddy import NO_PFN
-from firsttouch.mm.pv import NO_CHUNK, Pv, make_pv
+from firsttouch.mm.pv import CLUSTER_PAGES, NO_CHUNK, Files, Pv, make_pv
 from firsttouch.mm.vmlocks import NR_CLASSES, PV_LIST, VmLocks, make_vmlocks
 from firsttouch.policy import Policy
 from firsttouch.units import PMD_PAGES
@@ -72,25 +72,38 @@ def is_file_first(flags: int) -> bool:
     return bool(flags & ANON == 0 and (flags & (SHARED | SHMEM) or flags & WRITABLE == 0))
 
 
-def place_files(vmas: Vmas, nr_pages: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def place_files(vmas: Vmas, nr_pages: int) -> tuple[Files, NDArray[np.int64], int]:
     """Where mapped files are cached, behind `nr_pages` of memory, from a frame on.
 
-    Returns [vma] the page in which each mapping's first page is, [vma] the number of its file, and the end of it all.
+    Files of at least a superpage lie each in one piece, as reservations keep them. Smaller ones have none: their
+    clusters lie as they were read, those of different files by turns, when many programs began at a time.
+
+    Returns that, [vma] the number of its file, and the end of it all.
     """
     size = np.where(vmas.flags & ANON, 0, np.maximum(0, vmas.end - vmas.start))
     known = (vmas.cache_page != NO_CACHE_PAGE) & (size > 0)
-    begin = -(-nr_pages // PMD_PAGES) * PMD_PAGES
-    end = begin + int((vmas.cache_page + size)[known].max(initial=0))
+    end = int((vmas.cache_page + size)[known].max(initial=0))
     alone = np.where(known, 0, size)
-    page = np.where(known, begin + vmas.cache_page, end + np.cumsum(alone) - alone)
+    page = np.where(known, vmas.cache_page, end + np.cumsum(alone) - alone)  # in a row of all files
     file = np.zeros(len(size), np.int64)
-    nr_files, reaches = 0, -1
+    spans: list[list[int]] = []  # [file] first page, end, whether its clusters are strewn
     for v in np.argsort(page, kind="stable"):
-        if page[v] >= reaches or not known[v]:
-            nr_files += 1
-        file[v] = nr_files - 1
-        reaches = max(reaches, int(page[v] + size[v]))
-    return page.astype(np.int64), file, end + int(alone.sum())
+        if not spans or page[v] >= spans[-1][1] or not known[v]:
+            spans.append([int(page[v]), int(page[v]), int(known[v])])
+        file[v] = len(spans) - 1
+        spans[-1][1] = max(spans[-1][1], int(page[v] + size[v]))
+    span = np.array(spans, np.int64).reshape(-1, 3)
+    nr = -(-(span[:, 1] - span[:, 0]) // CLUSTER_PAGES)  # [file] clusters
+    of = np.repeat(np.arange(len(span)), nr)  # [cluster] file
+    nth = np.arange(len(of)) - np.repeat(np.cumsum(nr) - nr, nr)
+    is_small = (span[of, 2] == 1) & (span[of, 1] - span[of, 0] < PMD_PAGES)
+    order = np.lexsort((of, np.where(is_small, nth, 0), is_small))  # files in one piece, then the others by turns
+    place = np.empty(len(of), np.int64)
+    place[order] = np.arange(len(of))
+    first_frame = -(-nr_pages // PMD_PAGES)
+    frame = (first_frame + place // (PMD_PAGES // CLUSTER_PAGES)).astype(np.int32)
+    files = Files(first=(np.cumsum(nr) - nr)[file], skipped=page - span[file, 0], frame=frame)
+    return files, file, (first_frame + -(-len(of) * CLUSTER_PAGES // PMD_PAGES)) * PMD_PAGES
 
 
 def make_freebsd(
@@ -100,12 +113,12 @@ def make_freebsd(
     costs = round(machine.cost.lock_handoff.ns), round(machine.cost.lock_waiter.ns)
     if policy.kernel != "freebsd-13":
         none = np.zeros(0, np.int64)
-        nothing = make_pv(0, 0, none, 0, 1, False)
+        nothing = make_pv(0, 0, Files(none, none, np.zeros(0, np.int32)), 0, 1, False)
         return make_vmlocks([0] * NR_CLASSES, [1] * NR_CLASSES, 0, *costs), make_vmobject(0, 0, none), nothing
     nr_mms, nr_threads = len(workload.mm_regions), len(workload.threads.first)
     nr_pv_locks = {"one": 1, "hashed": policy.locks.pv_hash_locks, "superpage": 0}[policy.locks.pv_lists]
-    file_page, files, nr_pages = place_files(workload.vmas, nr_pages)
-    pv = make_pv(nr_mms, nr_slots, file_page, nr_pages, nr_pv_locks, policy.locks.pv_batch)
+    places, files, nr_pages = place_files(workload.vmas, nr_pages)
+    pv = make_pv(nr_mms, nr_slots, places, nr_pages, nr_pv_locks, policy.locks.pv_batch)
     nr_objects = nr_mms + 1 + int(files.max(initial=0))
     nr_locks = [pv.nr_locks, nr_objects, nr_mms, NR_PAGE_LOCKS, machine.nr_nodes, 1, 1]
     per_line = [1] * NR_CLASSES

@@ -9,7 +9,7 @@ Then the object gives its pages back, as its writer, under the lock of each page
 
 | event | locks, in order |
 |---|---|
-| map | the map, exclusive; of a file: its object |
+| map | the map, exclusive; of a file: its object, and what vmpremap.py says |
 | unmap | the map, exclusive; lists of pages; list of chunks; the object; pages |
 | fork | the process tree; the parent's map, exclusive; for each page its list; list of chunks |
 | exit, exec | the process tree (exit); lists of pages; list of chunks; the object; pages |
@@ -47,13 +47,23 @@ from firsttouch.mm.pv import (
     remove_entry,
 )
 from firsttouch.mm.reservation import NOTHING
-from firsttouch.mm.vmfault import ask, drop, free_page, let_go, list_lock, new_chunk, page_lock
-from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PROCTREE, PV_LIST, RESERV, WRITE
-from firsttouch.mm.vmobject import NO_LOCK
+from firsttouch.mm.vmfault import (
+    ask,
+    drop,
+    free_page,
+    let_go,
+    let_go_list,
+    list_lock,
+    new_chunk,
+    page_lock,
+    sticks,
+)
+from firsttouch.mm.vmlocks import CHUNK_LIST, MAP, OBJECT, PAGE, PROCTREE, RESERV, WRITE
+from firsttouch.mm.vmpremap import map_step
 from firsttouch.mm.vmsuper import SUPERPAGE, demote, mapped_frame
 from firsttouch.mm.world import World
 from firsttouch.units import PMD_ORDER, PMD_PAGES
-from firsttouch.workload import ANON, EXIT, FORK, MOVE, POPULATE, UNMAP
+from firsttouch.workload import EXIT, FORK, MOVE, POPULATE, UNMAP
 from firsttouch.workload import MAP as MAP_EVENT
 
 BEGIN = 1  # simulate.START: the event has not begun
@@ -85,46 +95,7 @@ def event(w: World, cpu: int, t: int, e: int, limit_ns: int) -> int:
             return 0
 
 
-@state_kernel
-def map_step(w: World, cpu: int, t: int, e: int) -> bool:
-    """MAP: an entry of the map, and a reference to the file's object."""
-    pr = w.progress
-    if pr.stage[t] == BEGIN:
-        if w.rules.recorded:
-            credit(w, t, w.cost.syscall)
-        pr.stage[t] = LOCKED
-        ask(w, cpu, MAP, int(pr.mm[t]), w.cost.syscall)
-        return False
-    vma = int(w.events.vma[e])
-    if pr.stage[t] == LOCKED and w.vmas.flags[vma] & ANON == 0:
-        pr.stage[t] = FINISH
-        ask(w, cpu, OBJECT, int(w.vmobject.file[vma]), w.cost.zone_page)
-        return False
-    return True
-
-
-# -- the lock that sticks
-
-
-@inlined
-def sticks(w: World, cpu: int, t: int, frame: int) -> bool:
-    """Whether the thread holds the lock of the frame's lists; if not, it asks for that, without any other."""
-    lock = list_lock(w, frame)
-    if w.vmobject.pv_lock[t] == lock:
-        return True
-    let_go_list(w, cpu, t)
-    w.vmobject.pv_lock[t] = lock
-    ask(w, cpu, PV_LIST, lock, WRITE)
-    return False
-
-
-@inlined
-def let_go_list(w: World, cpu: int, t: int) -> None:
-    """Drop the lock that the thread holds over pages, if any."""
-    lock = int(w.vmobject.pv_lock[t])
-    if lock != NO_LOCK:
-        w.vmobject.pv_lock[t] = NO_LOCK
-        let_go(w, cpu, PV_LIST, lock)
+# -- pages and chunks that go
 
 
 @inlined

@@ -61,6 +61,7 @@ SHMEM = 128  # shared memory: first touch allocates a zeroed page
 RANDOM = 256  # MADV_RANDOM
 SEQUENTIAL = 512  # MADV_SEQUENTIAL
 HEAP = 1024  # what brk moves the end of
+IMAGE = 2048  # a program's own file, which exec maps
 
 NO_CACHE_PAGE = np.iinfo(np.int32).min  # of Vmas.cache_page
 

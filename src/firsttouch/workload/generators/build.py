@@ -19,6 +19,10 @@ by little leaves no room for a large block: at each fault the mapping ends a few
 and its last job, which links what the others made, runs alone (`directory_jobs`). While a single job runs, all that it
 saves is saved of the wall time, however many CPUs there are.
 
+**Builders.** With `own_files` there is no make: each slot is a process that runs jobs one after another, in a file
+system of its own. So programs of different slots are different files, as for builders in clones of one jail; and slots
+begin at different times, as they are amid a build.
+
 **A sample of the jobs.** A build has thousands of jobs that differ in size only, so `scale` simulates a few of them and
 `facts["weight"]` says how many each stands for: totals of the build are those of the sample times the weight. Ratios
 between policies are not affected, but by what is there at the start: a sample uses up as much zeroed memory as the
@@ -33,6 +37,7 @@ times, by less the more jobs a slot has, and alike under all policies.
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -40,7 +45,7 @@ import numpy as np
 
 from firsttouch.errors import FirsttouchError
 from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES, pages
-from firsttouch.workload import WRITABLE, Workload
+from firsttouch.workload import IMAGE, WRITABLE, Workload
 from firsttouch.workload.generators.builder import Builder, at_least
 
 RUN_UNITS, GAP_SIGMA = 5.0, 1.5  # of reads of a program, in units of 4 KiB: see above
@@ -58,6 +63,7 @@ class Program:
     read_ratio: float  # of them that a process reads
     data_bytes: int  # of the file's private data that it writes
     fresh_bytes: int  # stack, heap, zero-initialised data
+    library_bytes: int = 0  # text is of libraries of this size, mapped one by one; 0: of one file, which exec maps
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Build:
     size_sigma: float = 0.6  # compilations are log-normal in size
     growth_bytes: int = GROWTH_BYTES  # that the compiler asks for at a time
     directory_jobs: int = 0  # between waits for all of them, the last one alone; 0: one directory
+    own_files: bool = False  # each of the parallel slots works in a file system of its own, with copies of the programs
 
 
 # What is published is exact: jobs in parallel, user time, system time (kernel_s is what is left of it when a fault
@@ -137,9 +144,9 @@ BUILDS = {
     # poudriere -j 104 on FreeBSD, 2019, 90 minutes on 104 CPUs, which fixes jobs by their times; its packages are C++
     # for the most part, and configure. Faults are not published: as many a CPU second as in the Linux build, 16,000.
     "packages": Build(
-        jobs=370_000, parallel=104, helpers=12, user_s=420_000.0, kernel_s=70_000.0, io_s=20_000.0,
-        shell=Program(2 * MIB, 0.3, 60 * KIB, 120 * KIB),
-        helper=Program(3 * MIB, 0.38, 80 * KIB, 400 * KIB),
+        jobs=370_000, parallel=104, helpers=12, user_s=420_000.0, kernel_s=70_000.0, io_s=20_000.0, own_files=True,
+        shell=Program(2 * MIB, 0.3, 60 * KIB, 120 * KIB, 512 * KIB),
+        helper=Program(3 * MIB, 0.38, 80 * KIB, 400 * KIB, 512 * KIB),
         compiler=Program(60 * MIB, 0.2, 400 * KIB, 46 * MIB),
     ),
 }  # fmt: skip
@@ -246,11 +253,10 @@ class _Image:
         self.runs = _runs(sorted(touched))
         rng.shuffle(self.runs)
         self.nr_read = len(touched)
-        cached = b.file(nr_text + self.nr_data)
-        self.text = b.mapping(0, nr_text, 0, cached) if nr_text else -1
         self.data_start = nr_text
-        self.data = b.mapping(nr_text, nr_text + self.nr_data, WRITABLE, cached + nr_text) if self.nr_data else -1
         self.heap = nr_text + self.nr_data
+        self.texts: list[tuple[int, int, int]] = []  # [start, end, mapping]
+        self.data = -1
         self.nr_heap = max(1, math.ceil(pages(program.fresh_bytes, size) * most))
         self.step = max(1, growth_bytes // size)
         tops = range(self.step, self.nr_heap + self.step, self.step)
@@ -259,6 +265,21 @@ class _Image:
         self.whole_heap = b.mapping(self.heap, self.heap + self.nr_heap)
         self.passing = b.mapping(self.temporary, self.temporary + self.step)
         self.nr_pages = self.temporary + self.step
+
+    def files(self, b: Builder, nr_copies: int) -> list[_Image]:
+        """The program in files of its own, so many times; copies of one file are neighbours in the page cache."""
+        library, text, end = pages(self.program.library_bytes, b.page_bytes), self.data_start, self.heap
+        cuts = [(first, min(text, first + library)) for first in range(0, text, library)] if library else [(0, text)]
+        images = [copy(self) for _ in range(nr_copies)]
+        for image in images:
+            image.texts = []
+        for first, last in cuts if text else []:
+            for image in images:
+                vma = b.mapping(first, last, 0 if library else IMAGE, b.file(last - first))
+                image.texts.append((first, last, vma))
+        for image in images if self.nr_data else []:
+            image.data = b.mapping(text, end, WRITABLE | IMAGE, b.file(end - text))
+        return images
 
 
 def _runs(touched: list[int]) -> list[list[int]]:
@@ -278,15 +299,18 @@ class _Make:
     def __init__(self, b: Builder, shape: Build, nr_jobs: int, rng: np.random.Generator) -> None:
         self.b, self.shape, self.nr_jobs = b, shape, nr_jobs
         self.sizes = sizes(nr_jobs, shape.size_sigma)
-        self.images = {
+        images = {
             "shell": _Image(b, shape.shell, 1.0, GROWTH_BYTES, rng),
             "helper": _Image(b, shape.helper, 1.0, GROWTH_BYTES, rng),
             "compiler": _Image(b, shape.compiler, self.sizes[-1], shape.growth_bytes, rng),
         }
+        nr_copies = min(shape.parallel, nr_jobs) if shape.own_files else 1
+        copies = {who: image.files(b, nr_copies) for who, image in images.items()}
+        self.copies = [{who: copies[who][slot] for who in images} for slot in range(nr_copies)]  # [slot] its files
         rng.shuffle(self.sizes)
         # Computing goes with the pages a process touches, other kernel time with processes.
         touched = {who: i.nr_read + i.nr_data + pages(i.program.fresh_bytes, b.page_bytes)
-                   for who, i in self.images.items()}  # fmt: skip
+                   for who, i in images.items()}  # fmt: skip
         nr_touched = touched["shell"] + shape.helpers * touched["helper"] + touched["compiler"]
         self.think_ns = round(shape.user_s * 1e9 / shape.jobs / nr_touched)
         self.kernel_ns = round(shape.kernel_s * 1e9 / shape.jobs / (shape.helpers + 2))
@@ -296,7 +320,34 @@ class _Make:
 
     def run(self) -> None:
         """The build."""
+        if self.shape.own_files:
+            self.run_builders()
+        else:
+            self.run_make()
+
+    def run_builders(self) -> None:
+        """One process a slot, begun one after another over the time of a job: amid a build they are at all stages."""
         b, shape = self.b, self.shape
+        first = b.thread(b.space(1))
+        own, memory = b.mapping(0, self.make_pages), (0, self.make_pages)
+        builders = []
+        for slot, images in enumerate(self.copies):
+            builder = b.fork(first, b.space(1))
+            builders.append(builder)
+            b.exec(builder, b.space(self.make_pages))
+            b.touch(builder, own, *memory)
+            for size in self.sizes[slot :: len(self.copies)]:
+                shell = self.spawn(builder, own, memory, images["shell"], self.make_ns)
+                self.job(shell, images, size)
+                b.exit(shell)
+                b.join(builder, shell)
+            b.sleep(first, round((shape.user_s + shape.kernel_s + shape.io_s) * 1e9 / shape.jobs / len(self.copies)))
+        for builder in builders:
+            b.join(first, builder)
+
+    def run_make(self) -> None:
+        """One make that starts all jobs."""
+        b, shape, images = self.b, self.shape, self.copies[0]
         make, own = b.thread(b.space(self.make_pages)), b.mapping(0, self.make_pages)
         b.touch(make, own, 0, self.make_pages)
         running = 0
@@ -306,8 +357,8 @@ class _Make:
             while running == shape.parallel or ((alone or follows) and running):
                 b.wait(make)
                 running -= 1
-            shell = self.spawn(make, own, (0, self.make_pages), self.images["shell"], self.make_ns)
-            self.job(shell, size)
+            shell = self.spawn(make, own, (0, self.make_pages), images["shell"], self.make_ns)
+            self.job(shell, images, size)
             b.wake(shell, make)
             b.exit(shell)
             running += 1
@@ -327,26 +378,29 @@ class _Make:
         b.syscall(child, self.kernel_ns)
         return child
 
-    def job(self, shell: int, size: float) -> None:
+    def job(self, shell: int, images: dict[str, _Image], size: float) -> None:
         """What a shell does, its exit apart."""
-        b, image = self.b, self.images["shell"]
+        b, image = self.b, images["shell"]
         self.use(shell, image, 1.0)
         for i in range(self.shape.helpers + 1):
             who = "compiler" if i == self.shape.helpers else "helper"
             shared = (image.heap, image.heap + image.nr_heap)
-            child = self.spawn(shell, image.whole_heap, shared, self.images[who])
+            child = self.spawn(shell, image.whole_heap, shared, images[who])
             if who == "compiler" and self.io_ns:
                 b.sleep(child, self.io_ns, io=True)
-            self.use(child, self.images[who], size if who == "compiler" else 1.0)
+            self.use(child, images[who], size if who == "compiler" else 1.0)
             b.exit(child)
             b.join(shell, child)
 
     def use(self, process: int, image: _Image, size: float) -> None:
         """Read the program, write its data, and grow, the reads spread over the growth."""
         b, think_ns = self.b, self.think_ns
+        for start, end, vma in image.texts:
+            b.map(process, vma, start, end)
         if image.nr_data:
+            b.map(process, image.data, image.data_start, image.heap)
             b.touch(process, image.data, image.data_start, image.heap, think_ns=think_ns)
-        passing_ratio = self.shape.temporary_ratio if image is self.images["compiler"] else 0.0
+        passing_ratio = self.shape.temporary_ratio if image.program is self.shape.compiler else 0.0
         nr_fresh = max(1, round(pages(image.program.fresh_bytes, b.page_bytes) * size))
         nr_kept = max(1, round(nr_fresh * (1 - passing_ratio)))
         nr_steps = -(-nr_kept // image.step)
@@ -356,7 +410,9 @@ class _Make:
         for i in range(nr_steps):
             until = len(image.runs) * (i + 1) // nr_steps
             for start, end in image.runs[read:until]:
-                b.touch(process, image.text, start, end, kind=0, think_ns=read_ns)
+                for first, last, vma in image.texts:
+                    if start < last and first < end:
+                        b.touch(process, vma, max(start, first), min(end, last), kind=0, think_ns=read_ns)
             read = until
             start, end = i * image.step, min(nr_kept, (i + 1) * image.step)
             b.map(process, image.grown[i], image.heap + start, image.heap + start + image.step)
