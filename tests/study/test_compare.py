@@ -5,6 +5,7 @@ import pytest
 from study_table import TABLE
 
 from firsttouch import machine as machines
+from firsttouch._jit import JIT
 from firsttouch.study import compare as c
 from firsttouch.study import fit as f
 from firsttouch.study.ask import ask_of
@@ -82,6 +83,16 @@ def test_shrunk_runs_whose_pages_are_alike_have_the_same_rates():
         small = msgspec.structs.replace(big, model=msgspec.structs.replace(big.model, shrink=shrink))
         for one, other in zip(whole.cells, c.compare([small]).studies[0].cells, strict=True):
             assert one.model == pytest.approx(other.model, rel=0.005)
+
+
+@pytest.mark.skipif(not JIT, reason="too many faults for plain Python")
+@pytest.mark.parametrize("name", ["seq_8t", "seq_60t", "rand_8t", "rand_60t", "sparse_8t", "sparse_60t"])
+def test_shrunk_readers_meet_as_those_of_the_whole_file(name):
+    """A file of twice the pages comes to the same, its queues being as long."""
+    small = shipped()[f"faultaround_x86_{name}"]
+    large = msgspec.structs.replace(small, model=msgspec.structs.replace(small.model, shrink=small.model.shrink // 2))
+    for one, other in zip(*(c.compare([made]).studies[0].cells for made in (small, large)), strict=True):
+        assert one.model == pytest.approx(other.model, rel=0.01)
 
 
 def test_a_fit_finds_the_constants_that_a_table_was_made_with():

@@ -56,7 +56,7 @@ EXPECTED = {
     "prefault2_8p_4gb_prefault": (3.5, 23.6),
     "gorman_pft_4_0_memcg": (1.3, 5.1),
     "v15_altix_1gbx10_base": (0.6, 1.8),
-    "faultaround_x86_seq_32t": (6.9, 17.9),
+    "faultaround_x86_seq_32t": (7.0, 18.0),
     "faultaround_x86_sparse_8t": (0.3, 9.7),
 }
 
