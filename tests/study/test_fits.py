@@ -18,6 +18,8 @@ PLANS = f.plans()
 
 def source_of(machine, name):
     where, field = name.split(".")
+    if name == f.HELD:
+        return machine.notes["held_bytes"]
     return getattr(machine.cost, field).source if where == "cost" else machine.zero[field].source
 
 

@@ -102,8 +102,14 @@ class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost: Costs
     zero: dict[str, ZeroCost]  # by method: temporal, nontemporal, rep_stosb, ...
     nr_nodes: int = 1
+    held_bytes: int = 0  # of memory_bytes: held by the kernel and by others from before the program, and never free
     fingerprint: str = ""  # of the host it was measured on; "" for a preset
     notes: dict[str, str] = {}  # what to know about some of the values: derived, noisy, not measured
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that a program may get."""
+        return self.memory_bytes - self.held_bytes
 
 
 def load(name_or_path: str | Path) -> Machine:
@@ -161,6 +167,8 @@ def check(machine: Machine, where: str) -> None:
     for field in ("nr_cpus", "nr_nodes", "page_bytes", "line_bytes", "l2_bytes", "llc_bytes", "memory_bytes"):
         if getattr(machine, field) < 1:
             raise bad(field, getattr(machine, field), "it must be at least 1")
+    if not 0 <= machine.held_bytes < machine.memory_bytes:
+        raise bad("held_bytes", machine.held_bytes, f"it must be 0 or more, and less than {machine.memory_bytes}")
     if machine.page_bytes & (machine.page_bytes - 1):
         raise bad("page_bytes", machine.page_bytes, "it must be a power of two")
     for field in Costs.__struct_fields__:

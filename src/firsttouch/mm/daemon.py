@@ -51,11 +51,11 @@ def scrub_in_idle_time(w: World, now_ns: int) -> None:
 
 @state_kernel
 def give_cpu(w: World, node: int, now_ns: int) -> None:
-    """Let an idle CPU, one of the node if it can be, run the node's daemon."""
+    """Let an idle CPU, one of the node if it can be, run the node's daemon; with own queues, one of the node only."""
     s = w.sched
     nr_cpus, nr_nodes = len(s.activity), len(w.landing_ns)
     first = node * nr_cpus // nr_nodes
-    for i in range(nr_cpus):
+    for i in range(nr_cpus if s.own_queues == 0 else max(1, nr_cpus // nr_nodes)):
         cpu = (first + i) % nr_cpus
         if s.activity[cpu] == IDLE:
             occupy(s, cpu, SCRUBBING, now_ns, w.rules.quantum_ns)

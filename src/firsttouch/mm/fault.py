@@ -23,7 +23,7 @@ from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, zone_of
 from firsttouch.mm.bus import occupy
 from firsttouch.mm.faultahead import NO_PREFAULT, end_window, in_order, map_around, prefault_pages
 from firsttouch.mm.hooks import FAILED, LOCK, NR_USER_LOCKS, ORDER, WINDOW, call, note_failure, settle
-from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, node_of, share
+from firsttouch.mm.locks import MM, PAGE_TABLE, ZONE, acquire, acquire_unfair, node_of, share
 from firsttouch.mm.parts import call_part, part
 from firsttouch.mm.percpu import pcp_alloc, pcp_free
 from firsttouch.mm.pmap import (
@@ -330,9 +330,18 @@ def lock_table(w: World, cpu: int, mm: int, slot: int, page: int, vma: int, hold
     now = w.sched.clock_ns[cpu]
     if w.rules.page_table == ATOMIC:
         kept = hold_ns + share(w.locks, PAGE_TABLE, lock, cpu, now, w.cost.handoff, w.cost.line_waiter)
+    elif w.parts.spin != 0:
+        kept = call_part(w.parts.spin, w, cpu, lock, hold_ns, 0)
     else:
         kept = acquire(w.locks, PAGE_TABLE, lock, cpu, now, hold_ns, w.cost.handoff, w.cost.waiter)
     advance(w, cpu, kept - hold_ns)
+
+
+@part
+def spin(w: World, cpu: int, lock: int, hold_ns: int, _: int) -> int:
+    """Take the lock of a kernel whose locks are test-and-set."""
+    now = w.sched.clock_ns[cpu]
+    return acquire_unfair(w.locks, PAGE_TABLE, lock, cpu, now, hold_ns, w.cost.handoff, w.cost.waiter)
 
 
 @inlined

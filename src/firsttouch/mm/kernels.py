@@ -8,6 +8,7 @@ import numpy as np
 
 from firsttouch._packed import packed
 from firsttouch.mm import (
+    balance,
     fault,
     freebsd,
     khugepaged,
@@ -45,6 +46,10 @@ def parts_of(policy: Policy, hooks: Hooks) -> dict[str, Part]:
             "promote_in_fault": khugepaged.in_fault,
             "promote_fork": khugepaged.fork,
         }
+    if policy.locks.page_table == "mm":
+        parts["spin"] = fault.spin
+    if policy.sched.placement == "balance":
+        parts["look_for_threads"] = balance.look_for_threads
     if policy.kernel == "freebsd-13":
         return parts | {"touch": vmfault.touch, "event": vmspace.event}
     if policy.fault_ahead.neighbours == "netbsd":

@@ -91,7 +91,9 @@ class Parts(NamedTuple):
     fork_tables: Any  # in place of pmap.fork_tables
     table_needed: Any  # in a fault, before its page table is looked at
     table_freed: Any  # at the end of an address space, for each of its page tables
+    spin: Any  # in place of locks.acquire for the lock of page tables: cpu, lock, hold_ns; how long the CPU is kept
     touch: Any  # one touch: cpu, thread, event, limit_ns; whether it is done. Every kernel has one
+    look_for_threads: Any  # looks of idle CPUs up to now_ns: 0 if one pulled, else when the next is due
     other_event: Any  # simulate.other_event: the same; whether the thread keeps its CPU
     event: Any  # in place of simulate's MAP, POPULATE, UNMAP, MOVE, of copying at FORK, of teardown: the same
 

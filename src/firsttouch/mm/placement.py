@@ -1,7 +1,8 @@
-"""Where a thread starts that another has just begun: on any idle CPU, or as a kernel of 2004 places it among nodes.
+"""Where a thread starts that another has just begun: on any idle CPU, or as kernels of 2004 place it.
 
 `idle`: as any thread that becomes ready. `pack`: the threads of one parent fill its node, then the next. `spread`: they
-go to the nodes in turn. Under both the first has the parent's own CPU, and queues until the parent waits.
+go to the nodes in turn. Under both the first has the parent's own CPU, and queues until the parent waits. `balance`:
+all queue on the parent's CPU, and idle CPUs pull them, see balance.py.
 
 It decides who shares a bus, and whose memory is near. The posts that the page-fault tables are from do not say which it
 was; that CPU time rises by half at the second thread, or hardly at all, does.
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from firsttouch._jit import state_kernel
 from firsttouch.mm.sched import DONE, IDLE, NEW, Sched, queue_up, run_on, wake
 
-PLACEMENTS = ("idle", "pack", "spread")
-BY_IDLE, BY_PACK, BY_SPREAD = range(3)
+PLACEMENTS = ("idle", "pack", "spread", "balance")
+BY_IDLE, BY_PACK, BY_SPREAD, BY_BALANCE = range(4)
 
 
 @state_kernel
@@ -42,6 +43,9 @@ def start(s: Sched, thread: int, placement: int, cpu: int, is_own: bool, now_ns:
     """A new thread may run: on `cpu`, chosen for it (`is_own`: its parent's), or as others do if that is busy."""
     if placement == BY_IDLE:
         wake(s, thread, now_ns, quantum_ns)
+    elif placement == BY_BALANCE:
+        s.last_cpu[thread] = cpu
+        queue_up(s, thread, now_ns)
     elif s.activity[cpu] == IDLE:
         run_on(s, cpu, thread, max(now_ns, s.clock_ns[cpu]), quantum_ns)
     elif is_own:

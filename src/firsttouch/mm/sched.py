@@ -5,6 +5,9 @@ WAITING to be woken by one, or DONE. A CPU runs a thread, a daemon of the idle c
 that becomes ready takes an idle CPU, its last one if it can; else one that a daemon has; else it queues. With others
 queued a thread keeps the CPU for one quantum.
 
+**Own queues** (`own_queues`): each CPU runs only those who queued on it, and when it goes idle those of its node. All
+stand in the one ring; `last_cpu` of a READY thread says on which CPU it queues. See balance.py.
+
 **Idle class.** Its daemons run only on CPUs that no thread wants. When one gives way to a thread is `idle_yield`:
 
   AT_CHECK      when the block or page under way is done: the daemon looks for others then
@@ -13,7 +16,7 @@ queued a thread keeps the CPU for one quantum.
 
 Invariants:
   S1  a thread is in exactly one state; RUNNING threads and CPUs that run one correspond one to one
-  S2  no CPU is idle while the queue holds a thread
+  S2  no CPU is idle while the queue holds a thread (own queues: one of its node, when it goes idle)
   S3  a CPU's clock is what it was idle (`idle_ns`) and what was charged to it
 
 What it leaves out: docs/deviations.md, "sched".
@@ -24,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firsttouch._jit import state_kernel
+from firsttouch._jit import inlined, state_kernel
 
 NEW, READY, RUNNING, SLEEPING, JOINING, WAITING, DONE = range(7)
 NOBODY = np.iinfo(np.int32).min
@@ -62,9 +65,12 @@ class Sched(NamedTuple):
     owed_ns: NDArray[np.int64]  # [cpu] of the daemon that a thread preempted here
     counts: NDArray[np.int64]
     idle_yield: int  # AT_CHECK, AT_ONCE, AT_SLICE_END
+    own_queues: int  # number of nodes, where each CPU has a queue of its own; 0: all have one queue
 
 
-def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64], idle_yield: int = AT_CHECK) -> Sched:
+def make_sched(
+    nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64], idle_yield: int = AT_CHECK, own_queues: int = 0
+) -> Sched:
     """Idle CPUs, and threads that have not begun."""
     return Sched(
         state=np.zeros(nr_threads, np.uint8),
@@ -87,6 +93,7 @@ def make_sched(nr_threads: int, nr_cpus: int, first_event: NDArray[np.int64], id
         owed_ns=np.zeros(nr_cpus, np.int64),
         counts=np.zeros(6, np.int64),
         idle_yield=idle_yield,
+        own_queues=own_queues,
     )
 
 
@@ -95,12 +102,17 @@ def wake(s: Sched, thread: int, now_ns: int, quantum_ns: int) -> None:
     """A thread can run from `now_ns` on: give it a CPU, or queue it."""
     best = NOBODY
     last = int(s.last_cpu[thread])
+    if s.own_queues > 0 and last != NOBODY and s.activity[last] != IDLE:
+        queue_up(s, thread, now_ns)
+        return
     if last != NOBODY and s.activity[last] == IDLE:
         best = last
     for cpu in range(len(s.activity)):
         if best == NOBODY and s.activity[cpu] == IDLE:
             best = cpu
-    if best == NOBODY and s.idle_yield != AT_SLICE_END:
+    if best == NOBODY and s.own_queues > 0:
+        s.last_cpu[thread] = 0
+    elif best == NOBODY and s.idle_yield != AT_SLICE_END:
         for cpu in range(len(s.activity)):
             if s.activity[cpu] == SCRUBBING and (best == NOBODY or s.clock_ns[cpu] < s.clock_ns[best]):
                 best = cpu
@@ -148,12 +160,43 @@ def leave_cpu(s: Sched, cpu: int, quantum_ns: int) -> None:
     """The thread on `cpu` has stopped running: take the next of the queue, or go idle."""
     s.thread[cpu] = NOBODY
     s.activity[cpu] = IDLE
-    if s.counts[NR_READY] > 0:
-        thread = int(s.queue[s.counts[READY_HEAD]])
-        s.counts[READY_HEAD] = (s.counts[READY_HEAD] + 1) % len(s.queue)
-        s.counts[NR_READY] -= 1
-        s.counts[QUEUED_NS] += max(0, s.clock_ns[cpu] - s.ready_ns[thread])
-        run_on(s, cpu, thread, s.clock_ns[cpu], quantum_ns)
+    at = next_queued(s, cpu, True)
+    if at != NOBODY:
+        run_on(s, cpu, take_queued(s, at, int(s.clock_ns[cpu])), s.clock_ns[cpu], quantum_ns)
+
+
+@inlined
+def node_of_cpu(s: Sched, cpu: int) -> int:
+    """The node of a CPU, where CPUs have queues of their own."""
+    return int(cpu * s.own_queues // len(s.activity))
+
+
+@state_kernel
+def next_queued(s: Sched, cpu: int, or_near: bool) -> int:
+    """The place in the queue, from its head, of who is next on `cpu`, or (`or_near`) else on its node; or NOBODY."""
+    near = NOBODY
+    for i in range(s.counts[NR_READY]):
+        if s.own_queues == 0:
+            return i
+        on = s.last_cpu[s.queue[(s.counts[READY_HEAD] + i) % len(s.queue)]]
+        if on == cpu:
+            return i
+        if or_near and near == NOBODY and node_of_cpu(s, on) == node_of_cpu(s, cpu):
+            near = i
+    return near
+
+
+@state_kernel
+def take_queued(s: Sched, place: int, now_ns: int) -> int:
+    """Remove and return the thread at a place of the queue; those before it move up."""
+    head, size = int(s.counts[READY_HEAD]), len(s.queue)
+    thread = int(s.queue[(head + place) % size])
+    for i in range(place, 0, -1):
+        s.queue[(head + i) % size] = s.queue[(head + i - 1) % size]
+    s.counts[READY_HEAD] = (head + 1) % size
+    s.counts[NR_READY] -= 1
+    s.counts[QUEUED_NS] += max(0, now_ns - s.ready_ns[thread])
+    return thread
 
 
 @state_kernel
@@ -169,7 +212,7 @@ def give_way(s: Sched, cpu: int, quantum_ns: int) -> bool:
     if s.clock_ns[cpu] < s.slice_end_ns[cpu]:
         return False
     s.slice_end_ns[cpu] = s.clock_ns[cpu] + quantum_ns
-    if s.counts[NR_READY] == 0:
+    if next_queued(s, cpu, False) == NOBODY:
         return False
     stop_daemon(s, cpu, quantum_ns)
     return True
@@ -178,8 +221,10 @@ def give_way(s: Sched, cpu: int, quantum_ns: int) -> bool:
 @state_kernel
 def stop_daemon(s: Sched, cpu: int, quantum_ns: int) -> None:
     """The daemon on `cpu` stops running; a thread that was queued meanwhile was late because of it."""
-    if s.counts[NR_READY] > 0:
-        s.counts[LATENCY_NS] += max(0, s.clock_ns[cpu] - s.ready_ns[s.queue[s.counts[READY_HEAD]]])
+    at = next_queued(s, cpu, True)
+    if at != NOBODY:
+        thread = s.queue[(s.counts[READY_HEAD] + at) % len(s.queue)]
+        s.counts[LATENCY_NS] += max(0, s.clock_ns[cpu] - s.ready_ns[thread])
     leave_cpu(s, cpu, quantum_ns)
 
 

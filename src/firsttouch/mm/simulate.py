@@ -39,7 +39,7 @@ from firsttouch.mm.kernels import lock_bytes, lock_uses, with_parts
 from firsttouch.mm.locks import MM
 from firsttouch.mm.outcome import Disturbances, Latency, Outcome
 from firsttouch.mm.parts import call_part, part
-from firsttouch.mm.placement import BY_IDLE, nr_alive, place_of, start
+from firsttouch.mm.placement import BY_PACK, BY_SPREAD, nr_alive, place_of, start
 from firsttouch.mm.pmap import (
     ANON_RW,
     NEAR,
@@ -171,6 +171,11 @@ def run(w: World) -> None:
         if w.parts.promote_step != 0 and w.promotion.daemon[NEXT_NS] < min(first_ns, timer_ns) != NEVER_NS:
             call_part(w.parts.promote_step, w, w.promotion.daemon[NEXT_NS], 0, 0, 0)
             continue
+        look_ns = NEVER_NS
+        if w.parts.look_for_threads != 0 and s.counts[NR_READY] > 0 and first_ns != NEVER_NS:
+            look_ns = call_part(w.parts.look_for_threads, w, first_ns, 0, 0, 0)
+            if look_ns <= first_ns:
+                continue
         if timer_ns <= first_ns:
             if timer_ns == NEVER_NS:
                 t = blocked_thread(s)
@@ -184,7 +189,7 @@ def run(w: World) -> None:
             scrub_step(w, cpu)
         else:
             land(w, cpu)
-            run_thread(w, cpu, min(second_ns, timer_ns))
+            run_thread(w, cpu, min(second_ns, timer_ns, look_ns))
         if w.rules.scrub:
             now_ns = min(first_ns, timer_ns)
             if now_ns != NEVER_NS:
@@ -539,7 +544,7 @@ def fork(w: World, cpu: int, t: int, child: int) -> None:
         if w.parts.promote_fork != 0:
             call_part(w.parts.promote_fork, w, parent_mm, child_mm, 0, 0)
     at = cpu
-    if w.rules.placement != BY_IDLE:
+    if w.rules.placement in (BY_PACK, BY_SPREAD):
         nth = nr_alive(w.sched, w.threads.parent, t)
         at = place_of(w.rules.placement, nth, cpu, len(w.sched.activity), len(w.bus.free_at_ns))
     start(w.sched, child, w.rules.placement, at, at == cpu, w.sched.clock_ns[cpu], w.rules.quantum_ns)

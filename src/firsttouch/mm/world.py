@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from firsttouch._packed import packed
 from firsttouch.machine import Machine
+from firsttouch.mm.balance import Balance, make_balance
 from firsttouch.mm.buddy import NO_PFN, UNZEROED, ZEROED, Buddy, make_buddy
 from firsttouch.mm.bus import Bus, make_bus
 from firsttouch.mm.costs import MAX_ORDER, CostTable, cost_table
@@ -79,7 +80,7 @@ class Rules(NamedTuple):
     hot_zeroed: bool  # zeroed pages are in the cache: the CPU that freed them zeroed them
     init_on_free: bool
     quantum_ns: int
-    placement: int  # BY_IDLE, BY_PACK, BY_SPREAD
+    placement: int  # BY_IDLE, BY_PACK, BY_SPREAD, BY_BALANCE
     page_bytes: int
     line_bytes: int
 
@@ -113,6 +114,7 @@ class World(NamedTuple):
     vma_locks: VmaLocks
     bus: Bus
     sched: Sched
+    balance: Balance
     scrub: Scrub
     events: Events
     threads: Threads
@@ -155,7 +157,7 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
 
     If a scrubber may run at time 0, all free memory begins zeroed: the machine was idle before the program began.
     """
-    node_pages = machine.memory_bytes // machine.page_bytes // machine.nr_nodes
+    node_pages = machine.free_bytes // machine.page_bytes // machine.nr_nodes
     zero = policy.zero
     hooks = load_hooks(policy.hooks)
     check_hooks(policy, hooks)
@@ -212,7 +214,14 @@ def make_world(workload: Workload, machine: Machine, policy: Policy, nr_slots: i
         ),
         vma_locks=make_vma_locks(nr_mms, len(workload.vmas.start)),
         bus=make_bus(machine.nr_nodes),
-        sched=make_sched(nr_threads, machine.nr_cpus, threads.first, IDLE_YIELDS.index(policy.sched.idle_yield)),
+        sched=make_sched(
+            nr_threads,
+            machine.nr_cpus,
+            threads.first,
+            IDLE_YIELDS.index(policy.sched.idle_yield),
+            nodes if policy.sched.placement == "balance" else 0,
+        ),
+        balance=make_balance(machine.nr_cpus),
         scrub=scrub,
         events=workload.events,
         threads=threads,

@@ -125,8 +125,9 @@ class Sched(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # when a daemon that zeroes in idle time leaves the CPU to a thread: between two blocks; in the middle of one; only
     # at the end of its own time slice
     idle_yield: Literal["check", "at-once", "slice-end"] = "check"
-    # where a forked thread starts: on any idle CPU; filling its parent's node first; on the nodes in turn
-    placement: Literal["idle", "pack", "spread"] = "idle"
+    # where a forked thread starts: on any idle CPU; filling its parent's node first; on the nodes in turn; on its
+    # parent's CPU, from whose queue idle CPUs pull it
+    placement: Literal["idle", "pack", "spread", "balance"] = "idle"
 
 
 class Userspace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,13 +30,16 @@ from firsttouch.study.table import HINT, Table
 MAX_CONSTANTS = 8
 STEP = 0.04  # relative
 MAX_EVALUATIONS = 40  # of all residuals, each with as many more as there are constants
+HELD = "memory.held"
 SOFT = 0.1  # an error beyond this counts less than its square
 
 
 class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One number that is fitted: `cost.trap`, or `zero.temporal`, which scales the costs of a method at all sizes.
+    """One number that is fitted.
 
-    `cost.alloc_large` and `cost.unmap_large` stand for their first number, and change in proportion to it.
+    `cost.trap`; `zero.temporal`, which scales the costs of a method at all sizes; `cost.alloc_large` and
+    `cost.unmap_large`, which stand for their first number, and change in proportion to it; `memory.held`, whose source is
+    in the machine's notes.
     """
 
     name: str
@@ -83,7 +86,7 @@ def plans() -> dict[str, FitPlan]:
 
 
 def get(machine: Machine, name: str) -> float:
-    """The value of a constant: nanoseconds, or 1 for a zeroing method as it stands."""
+    """The value of a constant: nanoseconds, bytes of memory, or 1 for a zeroing method as it stands."""
     where, _, field = name.partition(".")
     if where == "zero" and field in machine.zero:
         return 1.0
@@ -91,12 +94,17 @@ def get(machine: Machine, name: str) -> float:
         return float(getattr(machine.cost, field)[0])
     if where == "cost" and hasattr(getattr(machine.cost, field, None), "ns"):
         return float(getattr(machine.cost, field).ns)
+    if name == HELD and machine.held_bytes > 0:
+        return float(machine.held_bytes)
     raise FirsttouchError(f"machine {machine.name} has no constant {name!r} to fit", HINT)
 
 
 def put(machine: Machine, name: str, value: float, source: str = "") -> Machine:
-    """The machine with a constant changed: to nanoseconds, or a method's costs times `value`."""
+    """The machine with a constant changed: to nanoseconds or bytes, or a method's costs times `value`."""
     where, _, field = name.partition(".")
+    if name == HELD:
+        notes = {**machine.notes, "held_bytes": source} if source else machine.notes
+        return msgspec.structs.replace(machine, held_bytes=round(value), notes=notes)
     if where == "zero":
         old = machine.zero[field]
         new = msgspec.structs.replace(

@@ -67,7 +67,9 @@ def run_ask(ask: Ask, machine: Machine | None = None) -> Seen:
 
     whole = machine or machine_named(ask.machine)
     policy = policies.load(ask.policy)
-    small = msgspec.structs.replace(whole, memory_bytes=whole.memory_bytes // ask.shrink)
+    small = msgspec.structs.replace(
+        whole, memory_bytes=whole.memory_bytes // ask.shrink, held_bytes=whole.held_bytes // ask.shrink
+    )
     workload = workload_of(ask, whole)
     outcome = simulate(workload, small, policy)
     if outcome.out_of_memory:

@@ -117,7 +117,7 @@ def model_row(test: PftTest, machine: Machine, policy: Policy) -> PftRow:
     from firsttouch.mm.simulate import simulate
 
     test.check(machine.page_bytes, machine.line_bytes)
-    fits = test.touched_pages(machine.page_bytes) // test.reps * machine.page_bytes <= machine.memory_bytes
+    fits = test.touched_pages(machine.page_bytes) // test.reps * machine.page_bytes <= machine.free_bytes
     workload = pft(
         test.nr_bytes,
         reps=test.reps if fits else 1,  # the first one ends where memory does
