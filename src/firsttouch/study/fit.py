@@ -38,8 +38,8 @@ class Constant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One number that is fitted.
 
     `cost.trap`; `zero.temporal`, which scales the costs of a method at all sizes; `cost.alloc_large` and
-    `cost.unmap_large`, which stand for their first number, and change in proportion to it; `memory.held`, whose source is
-    in the machine's notes.
+    `cost.unmap_large`, which stand for their first number, and change in proportion to it; `memory.held`, whose source
+    is in the machine's notes.
     """
 
     name: str
