@@ -15,6 +15,7 @@ from firsttouch.mm.balance import (
     NEAR_NS,
     TICK_NS,
     evening,
+    load_of,
     make_balance,
     pass_by,
     pull_far,
@@ -112,6 +113,7 @@ def test_a_daemon_counts_as_a_thread():
     s = of_cpus([0], nr_cpus=2, nr_nodes=1)
     occupy(s, 1, SCRUBBING, 0, QUANTUM_NS)
     s.clock_ns[1] = 2 * QUANTUM_NS
+    assert [load_of(s, cpu) for cpu in range(2)] == [2, 1]
     assert not give_way(s, 1, QUANTUM_NS)  # the thread waits for the other CPU
     assert s.activity[1] == SCRUBBING
     s.last_cpu[1] = 1
