@@ -25,7 +25,7 @@ from firsttouch.mm.vmlocks import (
     upgrade,
 )
 
-HANDOFF = 100
+HANDOFF, REMOTE = 100, 37
 
 
 @state_kernel
@@ -46,8 +46,9 @@ def try_upgrade(v, s, kind, index, cpu):
 class Locks:
     """Some CPUs and locks: `take(cpu, kind, index, wish)` and so on, with times."""
 
-    def __init__(self, nr_cpus=3, nr_locks=4, per_line=1, handoff=HANDOFF, waiter=0):
-        self.v = make_vmlocks([nr_locks] * NR_CLASSES, [per_line] * NR_CLASSES, nr_cpus, handoff, waiter)
+    def __init__(self, nr_cpus=3, nr_locks=4, per_line=1, handoff=HANDOFF, waiter=0, nr_nodes=1, remote=0):
+        counts = [nr_locks] * NR_CLASSES, [per_line] * NR_CLASSES
+        self.v = make_vmlocks(*counts, nr_cpus, handoff, waiter, nr_nodes, remote)
         self.s = make_sched(nr_cpus, nr_cpus, np.zeros(nr_cpus, np.int64))
         self.s.activity[:] = BUSY
         self.pv, self.ps = packed(self.v), packed(self.s)
@@ -172,6 +173,15 @@ def test_each_cpu_that_spins_makes_the_hand_off_slower():
     assert locks.clock(2) == first + 100 + 7 * 2
 
 
+def test_a_line_from_another_node_takes_longer():
+    """CPUs 0, 1 | 2, 3: from 0 to 1 it takes 100, from 1 to 2 37 more."""
+    locks = Locks(nr_cpus=4, nr_nodes=2, remote=REMOTE)
+    locks.take(0, PV_LIST, 0, 5)
+    assert locks.take(1, PV_LIST, 0, 5, at_ns=1000) == 1000 + 100 + 5
+    assert locks.take(2, PV_LIST, 0, 5, at_ns=2000) == 2000 + 137 + 5
+    assert locks.take(3, PV_LIST, 0, 5, at_ns=3000) == 3000 + 100 + 5
+
+
 @st.composite
 def scripts(draw):
     nr_cpus = draw(st.integers(1, 5))
@@ -196,9 +206,9 @@ PLACES = [(PV_LIST, 0), (PV_LIST, 1), (PV_LIST, 2), (OBJECT, 0), (OBJECT, 1), (M
 
 
 @settings(max_examples=300, deadline=None)
-@given(scripts(), st.sampled_from([1, 2]))
-def test_cpus_wait_as_in_the_twin(scripts, per_line):
-    locks = Locks(nr_cpus=len(scripts), per_line=per_line)
+@given(scripts(), st.sampled_from([1, 2]), st.sampled_from([1, 2]))
+def test_cpus_wait_as_in_the_twin(scripts, per_line, nr_nodes):
+    locks = Locks(nr_cpus=len(scripts), per_line=per_line, nr_nodes=nr_nodes, remote=REMOTE)
     at = [0] * len(scripts)
     while True:
         ready = [c for c in range(len(scripts)) if at[c] < len(scripts[c]) and locks.clock(c) != NEVER_NS]
@@ -214,7 +224,9 @@ def test_cpus_wait_as_in_the_twin(scripts, per_line):
         else:
             locks.take(cpu, *PLACES[number], {"write": WRITE, "read": READ}.get(what, ns[0] if ns else 0))
         assert check(locks.v, locks.s) == []
-    twin = Twin(scripts, {i: (kind, index // per_line) for i, (kind, index) in enumerate(PLACES)}, HANDOFF)
+    lines = {i: (kind, index // per_line) for i, (kind, index) in enumerate(PLACES)}
+    nodes = {1: [0], 2: [0, 1], 3: [0, 0, 1], 4: [0, 0, 1, 1], 5: [0, 0, 0, 1, 1]}[len(scripts)]
+    twin = Twin(scripts, lines, HANDOFF, nodes if nr_nodes == 2 else [0] * len(scripts), REMOTE)
     twin.run()
     assert [locks.clock(cpu) for cpu in range(len(scripts))] == twin.clock
     for kind in range(len(CLASSES)):

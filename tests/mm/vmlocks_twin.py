@@ -18,8 +18,8 @@ class Lock:
 
 
 class Twin:
-    def __init__(self, scripts, line_of, handoff, waiter=0):
-        self.scripts, self.line_of, self.handoff, self.waiter = scripts, line_of, handoff, waiter
+    def __init__(self, scripts, line_of, handoff, node_of, remote):
+        self.scripts, self.line_of, self.handoff, self.node_of, self.remote = scripts, line_of, handoff, node_of, remote
         self.locks = {lock: Lock() for lock in line_of}
         self.line_owner = {}
         self.clock = [0] * len(scripts)
@@ -45,9 +45,11 @@ class Twin:
 
     def travel(self, cpu, lock):
         line = self.line_of[lock]
-        far = self.line_owner.get(line, cpu) != cpu
+        owner = self.line_owner.get(line, cpu)
         self.line_owner[line] = cpu
-        return self.handoff if far else 0
+        if owner == cpu:
+            return 0
+        return self.handoff if self.node_of[owner] == self.node_of[cpu] else self.handoff + self.remote
 
     def ask(self, cpu, operation):
         lock = self.locks[operation[1]]

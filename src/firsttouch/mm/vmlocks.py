@@ -8,7 +8,8 @@ release, and who comes while it lasts does not queue but is given the time at wh
 
 CPUs spin while they wait (the locks are adaptive, and their owners run: nobody who holds an open lock is preempted), so
 a wait is CPU time. A lock's line travels to a CPU that has not written it last, to a reader as well, twice: he counts
-himself in and out. Every CPU that spins makes that slower by `waiter_ns`. Two locks may share a line.
+himself in and out; from a CPU of another node that takes `remote_ns` more. Every CPU that spins makes that slower by
+`waiter_ns`. Two locks may share a line.
 
 Invariants:
   V1  open[lock] is OPEN (-1) with one writer, the number of readers, or 0
@@ -74,9 +75,19 @@ class VmLocks(NamedTuple):
     charged_ns: NDArray[np.int64]  # [1] CPU time of all that: waits, hand-offs, and holds of known length
     handoff_ns: int
     waiter_ns: int
+    nr_nodes: int  # that the CPUs are spread over, in order
+    remote_ns: int
 
 
-def make_vmlocks(nr_locks: list[int], per_line: list[int], nr_cpus: int, handoff_ns: int, waiter_ns: int) -> VmLocks:
+def make_vmlocks(
+    nr_locks: list[int],
+    per_line: list[int],
+    nr_cpus: int,
+    handoff_ns: int,
+    waiter_ns: int,
+    nr_nodes: int,
+    remote_ns: int,
+) -> VmLocks:
     """Locks that nobody has had: how many of each class, how many of them share a line, and what hand-offs cost."""
     first = np.concatenate(([0], np.cumsum(nr_locks))).astype(np.int64)
     total = int(first[-1])
@@ -104,6 +115,8 @@ def make_vmlocks(nr_locks: list[int], per_line: list[int], nr_cpus: int, handoff
         charged_ns=np.zeros(1, np.int64),
         handoff_ns=handoff_ns,
         waiter_ns=waiter_ns,
+        nr_nodes=nr_nodes,
+        remote_ns=remote_ns,
     )
 
 
@@ -161,11 +174,15 @@ def grant(v: VmLocks, s: Sched, kind: int, lock: int, cpu: int, wish: int, since
 
 @inlined
 def travel(v: VmLocks, kind: int, lock: int, cpu: int) -> int:
-    """The line of `lock` comes to `cpu`; return how long that takes."""
+    """The line of `lock` comes to `cpu`, perhaps from another node; return how long that takes."""
     line = lock - (lock - v.first[kind]) % v.per_line[kind]
     last = v.last_cpu[line]
     v.last_cpu[line] = cpu + 1
-    return 0 if last in (0, cpu + 1) else int(v.handoff_ns)
+    if last in (0, cpu + 1):
+        return 0
+    nr_cpus = len(v.held)
+    is_far = (last - 1) * v.nr_nodes // nr_cpus != cpu * v.nr_nodes // nr_cpus
+    return int(v.handoff_ns + v.remote_ns) if is_far else int(v.handoff_ns)
 
 
 @state_kernel

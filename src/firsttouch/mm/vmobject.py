@@ -110,7 +110,8 @@ def make_freebsd(
     workload: Workload, machine: Machine, policy: Policy, nr_slots: int, nr_pages: int
 ) -> tuple[VmLocks, VmObject, Pv]:
     """Locks, objects and pv entries of FreeBSD 13; empty ones for another kernel."""
-    costs = round(machine.cost.lock_handoff.ns), round(machine.cost.lock_waiter.ns)
+    cost = machine.cost
+    costs = round(cost.lock_handoff.ns), round(cost.lock_waiter.ns), machine.nr_nodes, round(cost.remote_handoff.ns)
     if policy.kernel != "freebsd-13":
         none = np.zeros(0, np.int64)
         nothing = make_pv(0, 0, Files(none, none, np.zeros(0, np.int32)), 0, 1, False)
