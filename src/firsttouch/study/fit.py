@@ -53,6 +53,7 @@ class FitPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     machine: str
     constant: list[Constant]
+    tables: list[str] = []  # to whose cells; [] all that name some. Tables that take long to compute are left out so
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -132,9 +133,10 @@ def with_constants(machine: Machine, plan: FitPlan, values: Sequence[float], sou
     return machine
 
 
-def tables_of(machine: str, tables: Sequence[Table]) -> list[Table]:
+def tables_of(plan: FitPlan, tables: Sequence[Table]) -> list[Table]:
     """The tables that have cells to fit this machine to."""
-    return [table for table in tables if not table.model.uncovered and _cells_of(table, machine)]
+    mine = [table for table in tables if not plan.tables or table.name in plan.tables]
+    return [table for table in mine if not table.model.uncovered and _cells_of(table, plan.machine)]
 
 
 def fit(
@@ -144,7 +146,7 @@ def fit(
     from scipy.optimize import least_squares
 
     machine = start or machine_named(plan.machine)
-    narrowed = [_narrow(table, machine.name) for table in tables_of(machine.name, tables)]
+    narrowed = [_narrow(table, machine.name) for table in tables_of(plan, tables)]
     if not narrowed:
         raise FirsttouchError(f"no table names cells to fit {machine.name} to", HINT)
     x0 = np.array([get(machine, constant.name) for constant in plan.constant])
@@ -184,7 +186,7 @@ def cross_validate(
     plan: FitPlan, tables: Sequence[Table], start: Machine, progress: Progress | None = None
 ) -> dict[str, float]:
     """For each table: the median error of its fit cells when the machine was fitted to all others, from `start`."""
-    mine = tables_of(plan.machine, tables)
+    mine = tables_of(plan, tables)
     errors = {}
     for table in mine if len(mine) > 1 else []:
         others = [other for other in mine if other is not table]
@@ -196,7 +198,7 @@ def cross_validate(
 
 def fit_all(tables: Sequence[Table], progress: Progress | None = None) -> Iterator[Fitted]:
     """Fit every machine that has a plan and cells, and leave each of its tables out once. Raises FirsttouchError."""
-    mine = [plan for plan in plans().values() if tables_of(plan.machine, tables)]
+    mine = [plan for plan in plans().values() if tables_of(plan, tables)]
     if not mine:
         names = ", ".join(plans())
         raise FirsttouchError("none of the tables has cells to fit a machine to", f"machines that are fitted: {names}")
@@ -225,7 +227,7 @@ def keep(fitted: Fitted, folder: Path, *, force: bool = False) -> None:
 
 def residuals_of(plan: FitPlan, machine: Machine, tables: Sequence[Table], left_out: dict[str, float]) -> Residuals:
     """What a fit came to, for storing beside the machine."""
-    mine = tables_of(plan.machine, tables)
+    mine = tables_of(plan, tables)
     cells = fit_cells(compare([_narrow(table, plan.machine) for table in mine], {plan.machine: machine}))
     constants: dict[str, Any] = {}
     for constant in plan.constant:
