@@ -200,7 +200,7 @@ class Options:
     def __init__(
         self,
         *,
-        populate: int | str = "64MiB",
+        populate: int | str = 0,
         threshold: int | str | None = None,
         scrub: bool = True,
         start: int = 9,
@@ -326,7 +326,8 @@ def install(
     strict
         Raise where the pool cannot be had. By default one line on stderr says why, and None is returned.
     populate
-        Free memory to have mapped and zeroed ahead, "64MiB"; more is mapped as the program needs it.
+        Free memory to have mapped and zeroed ahead, "64MiB"; by default none: memory is mapped as the program needs
+        it, and then kept.
     threshold
         Smaller arrays are not the pool's; by default twice the L2 cache.
     scrub
