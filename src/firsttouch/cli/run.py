@@ -25,9 +25,7 @@ def run(
         str,
         typer.Option(metavar="S", help="The most memory the pool may take; else 25 % of what there is."),
     ] = "",
-    populate: Annotated[
-        str, typer.Option(metavar="S", help="Memory to have mapped and zeroed ahead; else none.")
-    ] = "",
+    populate: Annotated[str, typer.Option(metavar="S", help="Memory to have mapped and zeroed ahead; else none.")] = "",
     report: Annotated[bool, typer.Option("--report", help="Say at the end, on stderr, what the pool did.")] = False,
 ) -> None:
     """Run a Python program with the pool beneath NumPy, unchanged, and exit with its exit status.
