@@ -96,6 +96,7 @@ def test_in_a_build_of_packages_a_lock_for_each_frame_cuts_waits_by_an_order_of_
     assert 6 < hashed.locks[PV].contended_ns / frames.locks[PV].contended_ns < 18
 
 
+@pytest.mark.slow  # ten seconds; on storms the same is tested above
 def test_in_a_build_of_packages_batching_holds_the_locks_for_less():
     """Published: a third less wait, on top; here chunks are rarely given up under a lock that others want."""
     frames, batch = packages("+reservations+pv-superpage"), packages("+reservations+pv-superpage-batch")
