@@ -171,5 +171,8 @@ def test_starting_the_pool_takes_its_time_and_pages() -> None:
     before = workload.events.op[: workload.threads.end[0]].tolist()
     after = pooled(workload, linux("+pool").userspace)
     assert after.events.op[: after.threads.end[0]].tolist() == [*before[:3], TOUCH, *before[3:]]
+    for one, other in ((after.events, workload.events), (after.threads, workload.threads), (after.vmas, workload.vmas)):
+        assert [column.dtype for column in one] == [column.dtype for column in other]  # else all is compiled twice
+    assert after.mm_regions.dtype == workload.mm_regions.dtype
     twice = numpy_program(h, 0, 1)
     assert simulate(twice, machine, linux("+pool")).faults - simulate(twice, machine, kept()).faults == 2 * 750
