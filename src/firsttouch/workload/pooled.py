@@ -103,9 +103,11 @@ def _started(workload: Workload, mm: NDArray[np.int64], userspace: Userspace) ->
         "op": TOUCH, "kind": WRITE, "vma": len(vmas.flags), "page": first, "end": first + pages, "arg": 0,
         "think_ns": userspace.pool_start_ns // pages,
     }  # fmt: skip
-    row = (first, first + pages, ANON | WRITABLE | NOHUGE, NO_CACHE_PAGE)
     # of the same types as before: other ones would have the model compiled once more
-    table = Vmas._make(np.append(old, np.array([new], old.dtype)) for old, new in zip(vmas, row, strict=True))
+    table = Vmas(
+        np.append(vmas.start, np.int64(first)), np.append(vmas.end, np.int64(first + pages)),
+        np.append(vmas.flags, np.int32(ANON | WRITABLE | NOHUGE)), np.append(vmas.cache_page, np.int64(NO_CACHE_PAGE)),
+    )  # fmt: skip
     return replace(
         workload,
         events=Events(**{name: np.insert(getattr(events, name), where, value) for name, value in new.items()}),
