@@ -176,3 +176,20 @@ def test_starting_the_pool_takes_its_time_and_pages() -> None:
     assert after.mm_regions.dtype == workload.mm_regions.dtype
     twice = numpy_program(h, 0, 1)
     assert simulate(twice, machine, linux("+pool")).faults - simulate(twice, machine, kept()).faults == 2 * 750
+
+
+@pytest.mark.parametrize("by_thread", [False, True])
+def test_a_child_forked_with_the_pool_starts_none(by_thread: bool) -> None:
+    h = Hand([4, 4])
+    t, v = h.thread(), h.vma(0, LARGE)
+    h.map(t, v)
+    h.write(t, v, 0)
+    forker = h.fork(t) if by_thread else t
+    child = h.fork(forker, mm=1)
+    h.map(child, v)
+    h.write(child, v, 1)
+    h.join(forker, child)
+    if by_thread:
+        h.join(t, forker)
+    workload, machine = numpy_program(h, 0, 1), small_machine()
+    assert simulate(workload, machine, linux("+pool")).faults - simulate(workload, machine, kept()).faults == 750

@@ -8,7 +8,7 @@ address space that has NumPy in it,
   mapping of its own or the end of the heap;
 - touches of it fault only where no touch before mapped their page;
 - it is advised to have superpages, and ends where superpages do;
-- to start the pool takes time and pages, when NumPy first maps memory.
+- to start the pool takes time and pages, when NumPy first maps memory; what is forked after that has it.
 
 Addresses stay as the C library chose them. Everything else is as it was recorded.
 """
@@ -90,8 +90,7 @@ def pooled(workload: Workload, userspace: Userspace) -> Workload:
 def _started(workload: Workload, mm: NDArray[np.int64], userspace: Userspace) -> Workload:
     """The workload in which each NumPy program starts its pool; `mm` is the address space of each event."""
     events, threads, vmas = workload.events, workload.threads, workload.vmas
-    asks = np.flatnonzero((events.op == MAP) & (events.arg != 0))
-    where = np.array([at for number in workload.numpy_mms for at in asks[mm[asks] == number][:1]], int)
+    where = _starts(workload, mm)
     if not len(where):
         return workload
     pages = userspace.pool_start_pages
@@ -112,13 +111,29 @@ def _started(workload: Workload, mm: NDArray[np.int64], userspace: Userspace) ->
         workload,
         events=Events(**{name: np.insert(getattr(events, name), where, value) for name, value in new.items()}),
         threads=threads._replace(
-            first=threads.first + np.searchsorted(np.sort(where), threads.first),
-            end=threads.end + np.searchsorted(np.sort(where), threads.end),
+            first=threads.first + np.searchsorted(where, threads.first),
+            end=threads.end + np.searchsorted(where, threads.end),
         ),
         vmas=table,
         mm_regions=regions.astype(workload.mm_regions.dtype),
         user_ns=workload.user_ns + userspace.pool_start_ns * len(where),
     )
+
+
+def _starts(workload: Workload, mm: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The events, in order, before which an address space starts a pool: none where a fork brought one along."""
+    events, threads = workload.events, workload.threads
+    asks = np.flatnonzero((events.op == MAP) & (events.arg != 0))
+    first = {number: int(at) for number in workload.numpy_mms for at in asks[mm[asks] == number][:1]}
+    forks = np.flatnonzero(events.op == FORK)
+    ends = threads.end[np.searchsorted(threads.end, forks, side="right")]  # of the threads that fork
+    brought = set()
+    for at, end in zip(forks.tolist(), ends.tolist(), strict=True):
+        start, child = first.get(int(mm[at])), int(threads.mm[events.arg[at]])
+        # only the thread that starts the pool can be seen to have forked before
+        if start is not None and child != mm[at] and not at < start < end:
+            brought.add(child)
+    return np.array(sorted(at for number, at in first.items() if number not in brought), np.int64)
 
 
 def _heirs(workload: Workload, mm: NDArray[np.int64], known: set[int]) -> list[int]:
