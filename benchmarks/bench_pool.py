@@ -6,7 +6,7 @@
 
 `make pool-numbers` runs the first, and has `pool_page.py` put what it stored into docs/pool.md and README.md.
 
-Each round runs every configuration once, in an order that turns; a configuration's figure is the median over rounds of
+Each round runs every configuration once, in an order drawn anew; a configuration's figure is the median over rounds of
 the median of its repetitions. A ratio above 1 is faster than glibc as it is. Peers are loaded by LD_PRELOAD where
 Debian has put them: apt-get install libjemalloc2 libmimalloc2.0 libtcmalloc-minimal4.
 
@@ -31,6 +31,8 @@ import statistics
 import subprocess
 import sys
 import time
+
+from turns import turns
 
 MIB = 1 << 20
 SIZES = (1, 2, 3, 4, 8, 16, 24, 32, 64, 256)
@@ -299,12 +301,10 @@ def _run_program(env: dict[str, str], job: dict) -> dict:
 def gather(names: dict[str, dict[str, str]], job: dict, rounds: int) -> dict[str, dict[str, float]]:
     """Configuration -> result -> median over rounds. What a program says has to be the same everywhere."""
     seen: dict[str, dict[str, list]] = {name: {} for name in names}
-    order = list(names)
-    for i in range(rounds):
-        for name in order[i % len(order) :] + order[: i % len(order)]:
-            print(f"\r{job['what']}: round {i + 1} of {rounds}, {name:24}", end="", file=sys.stderr, flush=True)
-            for key, value in run(names[name], job).items():
-                seen[name].setdefault(key, []).append(value)
+    for i, name in turns(list(names), rounds):
+        print(f"\r{job['what']}: round {i + 1} of {rounds}, {name:24}", end="", file=sys.stderr, flush=True)
+        for key, value in run(names[name], job).items():
+            seen[name].setdefault(key, []).append(value)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     said = {text for each in seen.values() for text in each.pop("said", [])}
     assert len(said) <= 1, f"results differ: {said}"
@@ -332,7 +332,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few sizes, two rounds")
     parser.add_argument("--idle", action="store_true", help="the part with sleeps of 15 s as well")
     parser.add_argument("--only", default="", help="some of: " + ", ".join(PARTS))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--cpu", action="store_true", help="show CPU time: of use beside other work, too")
     parser.add_argument("--json", default="", help="store what was measured; parts not run stay as they are there")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)

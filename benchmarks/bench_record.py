@@ -2,8 +2,8 @@
 
 The program touches fresh memory as fast as it can, on every CPU. "perf record" is of the event page-faults, as level
 basic records it; "the tracepoint" is perf's record of exceptions:page_fault_user, which level full has beside others.
-Runs are interleaved, so that a disturbance of the machine falls on all of them; the figures are medians. The wall time
-is by the program's own clock.
+Runs are interleaved in an order drawn anew each round (`turns.py`), so that a disturbance of the machine, and what a
+run leaves behind, falls on all of them; the figures are medians. The wall time is by the program's own clock.
 """
 
 import os
@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+from turns import turns
 
 from firsttouch.errors import FirsttouchError
 from firsttouch.record.recorder import record
@@ -76,28 +78,29 @@ def main() -> None:
         if os.geteuid() == 0:
             perfs["the tracepoint"] = [*TRACEFS, *perf_record, "exceptions:page_fault_user", "--"]
         wall_s(bare, folder)  # warm what the host may have taken back
-        for _ in range(rounds):
-            walls.setdefault("bare", []).append(wall_s(bare, folder))
-            for name, prefix in list(perfs.items()) if perf is not None else []:
-                try:
-                    walls.setdefault(name, []).append(wall_s(partial(under, prefix), folder))
-                except (subprocess.CalledProcessError, ValueError) as error:
-                    print(f"{name}: perf does not run here: {error}")
-                    del perfs[name]
-            for level in ("basic", "full"):
-                try:
-                    done = record([*COMMAND, str(folder / "wall")], folder / "bench.ftt", level=level, force=True)
-                except FirsttouchError as error:
-                    print(f"{level}: {error.message}")
-                    continue
-                walls.setdefault(level, []).append(float((folder / "wall").read_text()))
-                lost[level] = lost.get(level, 0) + done.lost
-                faults = done.minflt
+        names = ["bare", *(perfs if perf is not None else []), "basic", "full"]
+        for _, name in turns(names, rounds):
+            try:
+                if name in ("basic", "full"):
+                    done = record([*COMMAND, str(folder / "wall")], folder / "bench.ftt", level=name, force=True)
+                    wall = float((folder / "wall").read_text())
+                    lost[name] = lost.get(name, 0) + done.lost
+                    faults = done.minflt
+                else:
+                    wall = wall_s(partial(under, perfs.get(name, [])), folder)
+            except FirsttouchError as error:
+                print(f"{name}: {error.message}")
+            except (subprocess.CalledProcessError, ValueError) as error:
+                print(f"{name}: perf does not run here: {error}")
+            else:
+                walls.setdefault(name, []).append(wall)
     alone = statistics.median(walls["bare"])
     print(f"{faults} faults on {os.cpu_count()} CPUs, {rounds} rounds, medians")
     print(f"{'':15} {'wall_s':>8} {'x bare':>8} {'x perf':>8} {'added_ns':>9} {'lost':>6}   low..high")
     reference = statistics.median(walls["perf record"]) if walls.get("perf record") else float("nan")
-    for name, values in walls.items():
+    for name in names:
+        if not (values := walls.get(name)):
+            continue
         median = statistics.median(values)
         added_ns = (median - alone) * 1e9 * (os.cpu_count() or 1) / max(1, faults)
         print(
