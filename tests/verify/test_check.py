@@ -31,6 +31,7 @@ class FakeKernel:
 
     fixed_addresses = True
     own_bytes = 10 * MIB
+    clock = None
     counts: ClassVar[dict[str, Any]] = {}
     ran: ClassVar[list[tuple[str, int]]] = []
 

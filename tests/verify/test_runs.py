@@ -161,12 +161,29 @@ def test_what_the_launcher_has_is_what_a_small_program_shows(tmp_path: Path) -> 
         assert 0.8 < shown / launcher.own_bytes < 1.25
 
 
-def test_a_short_program_is_executed_as_often_as_ticks_need_and_time_allows() -> None:
-    assert runs.executions_for(system_ns=300e6, execution_ns=1e9, nr_runs=15, extra_ns=1e12) == 1
-    assert runs.executions_for(system_ns=25e6, execution_ns=0.1e9, nr_runs=15, extra_ns=1e12) == 10
-    assert runs.executions_for(system_ns=25e6, execution_ns=0.1e9, nr_runs=15, extra_ns=6e9) == 5
-    assert runs.executions_for(system_ns=25e6, execution_ns=0.1e9, nr_runs=15, extra_ns=0) == 1
-    assert runs.executions_for(system_ns=0, execution_ns=0, nr_runs=1, extra_ns=0) == 1
+def test_a_short_program_is_executed_as_often_as_its_split_needs_and_time_allows() -> None:
+    def times(system_ns: float, execution_ns: float, extra_ns: float, sampled: bool = False) -> int:
+        return runs.executions_for(system_ns, execution_ns, nr_runs=15, extra_ns=extra_ns, sampled=sampled)
+
+    assert times(300e6, 1e9, 1e12) == 1
+    assert times(25e6, 0.1e9, 1e12) == 10
+    assert times(25e6, 0.1e9, 6e9) == 5
+    assert times(25e6, 0.1e9, 0) == 1
+    assert times(0, 0, 0) == 1
+    assert times(25e6, 0.1e9, 1e12, sampled=True) == 4  # 200 samples, 0.5 ms apart
+
+
+def test_cpu_time_is_split_by_samples_where_there_are_some() -> None:
+    from msgspec.structs import replace
+
+    ticks = replace(ran("a", 0), user_ns=12_000_000, system_ns=0)
+    assert runs.divided(ticks) == ticks
+    by_samples = runs.divided(replace(ticks, user_samples=16, system_samples=8))
+    assert (by_samples.user_ns, by_samples.system_ns) == (8_000_000, 4_000_000)
+    each = iter([by_samples, runs.divided(replace(ticks, system_ns=12_000_000, user_samples=0, system_samples=24))])
+    both = runs.executed(lambda: next(each), 2, job("x"))
+    assert (both.user_samples, both.system_samples) == (16, 32)
+    assert (both.user_ns, both.system_ns) == (6_000_000, 12_000_000)  # of 18 ms on average, a third
 
 
 def test_a_run_of_several_executions() -> None:

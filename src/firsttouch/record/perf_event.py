@@ -1,6 +1,7 @@
 """perf_event_open(2) by hand: the attribute structure, the call, and what a refusal means.
 
-Only what a recording of page faults needs. Numbers are those of the kernel's <linux/perf_event.h>, which never change.
+Only what recording page faults and sampling CPUs need. Numbers are those of the kernel's <linux/perf_event.h>, which
+never change.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from firsttouch.trace.raw import SAMPLE_TIME as SAMPLE_TIME
 
 TYPE_HARDWARE, TYPE_SOFTWARE, TYPE_TRACEPOINT = 0, 1, 2
 HW_CPU_CYCLES = 0
+SW_CPU_CLOCK = 0
 SW_PAGE_FAULTS = 2
 SW_DUMMY = 9  # never happens: an event for side-band records only
 
@@ -31,6 +33,7 @@ DISABLED = 1 << 0
 INHERIT = 1 << 1
 EXCLUDE_KERNEL = 1 << 5
 EXCLUDE_HV = 1 << 6
+EXCLUDE_IDLE = 1 << 7
 MMAP = 1 << 8
 COMM = 1 << 9
 ENABLE_ON_EXEC = 1 << 12
@@ -64,11 +67,12 @@ class Event:
     config: int  # of that type: SW_PAGE_FAULTS, or the id of a tracepoint
     sample_type: int  # SAMPLE_... bits
     flags: int  # bits of attr
+    period: int = 1  # a sample each so many; of a clock: ns
 
     def attr(self, watermark_bytes: int, read_format: int) -> bytes:
         """`struct perf_event_attr`; a reader is woken when `watermark_bytes` of the ring are filled."""
         return _ATTR.pack(
-            self.kind, _ATTR.size, self.config, 1, self.sample_type, read_format, self.flags,
+            self.kind, _ATTR.size, self.config, self.period, self.sample_type, read_format, self.flags,
             watermark_bytes, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
         )  # fmt: skip
 

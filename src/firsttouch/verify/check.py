@@ -272,11 +272,14 @@ class _Study:
         able = [setting for setting in settings if not setting.refused]
         plain = self._plain(launcher, nr_recordings)
         plains: dict[tuple[tuple[str, str], ...], Plain] = {(): plain}
-        times = runs_.executions_for(plain.system_ns, self.execution_ns, nr_runs * len(able) + 1, extra_s * 1e9)
+        sampled = launcher.clock is not None
+        times = runs_.executions_for(
+            plain.system_ns, self.execution_ns, nr_runs * len(able) + 1, extra_s * 1e9, sampled
+        )
         total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + (nr_runs * len(able) + 1) * times)
         text = f"{self.subject.name}: {nr_runs} runs under each of {len(able)} knobs take about {format_ns(total_ns)}"
         if times > 1:
-            self.notes.append(f"each run is {times} executions: the kernel splits CPU time by ticks of some ms")
+            self.notes.append(f"each run is {times} executions, which its split into user and system takes")
             plain = plains[()] = self._plain(launcher, 1, times=times)
         self.say(text + ("; fewer: --runs, --knobs" if total_ns > 600e9 else ""))
         if not launcher.fixed_addresses:

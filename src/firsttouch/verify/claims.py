@@ -3,7 +3,7 @@
 | observable | measured by | tolerance | why that much |
 |---|---|---|---|
 | faults | ru_minflt + ru_majflt | 1 %, or 2 | counts do not depend on how fast the machine is |
-| system_ns | ru_stime | 15 % | the kernel splits CPU time by its ticks, a few ms each |
+| system_ns | rusage, split by samples of the CPU clock | 15 % | a sample is half a ms of either (split.py) |
 | cpu_ns | ru_utime + ru_stime | 5 % | exact in itself; caches and other programs make it vary |
 | wall_ns | from spawn to exit | 3 % | |
 | peak_rss_bytes | ru_maxrss | 3 % | the model has anonymous pages; the rest is that of a run with base pages |

@@ -3,8 +3,8 @@
 Rounds are interleaved (A B C, A B C, ...), so that a machine that drifts drifts for all; how many there are is fixed
 before the first. A run that fails ends its setting's runs; nothing is repeated because its number was unwelcome.
 
-A short program runs several times for one run: the kernel splits CPU time into user and system by what its tick meets,
-every few ms, and a single execution of some tens of ms meets too few of them.
+A short program runs several times for one run: CPU time is split into user and system by samples (split.py), or by the
+kernel's ticks where those may not be had, and a single execution of some tens of ms meets too few of either.
 
 Before each run as much memory as it will need is touched, twice: a hypervisor must back pages that it took away, which
 costs ten times a fault. If the second time still meets such pages, the run is marked `host_cold` and reported apart.
@@ -12,6 +12,7 @@ costs ten times a fault. If the second time still meets such pages, the run is m
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 import subprocess
@@ -30,16 +31,18 @@ from firsttouch.host import touch
 from firsttouch.host.catalogue import Setting
 from firsttouch.host.knobs import KnobGuard
 from firsttouch.host.touch import Region
+from firsttouch.record.ring import CannotPin
 from firsttouch.units import BASE_PAGE_BYTES, PMD_PAGES
+from firsttouch.verify.split import PERIOD_NS, Split, SplitClock
 
 COLD_FACTOR = 3.0  # a chunk that takes this many times the usual one had pages to be backed
 COLD_CHUNKS_RATIO = 0.05
 WARM_MARGIN = 1.2
 LAUNCHER = Path(__file__).with_name("launcher.py")
 STDERR_TAIL_BYTES = 2000
-ENOUGH_SYSTEM_NS = (
-    250_000_000  # some 60 ticks of 4 ms: a split that is off by 13 %, so that a few runs' median is right
-)
+# For a split that is off by some 10 %, so that a few runs' median is right:
+ENOUGH_TICKS_NS = 250_000_000  # some 60 of 4 ms
+ENOUGH_SAMPLES_NS = 200 * PERIOD_NS
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -77,6 +80,8 @@ class Run(msgspec.Struct, frozen=True):
     host_cold: bool
     left_behind: bool = False  # something of it outlived it
     executions: int = 1  # of the program: counts, wall and memory are their median, CPU times their mean
+    user_samples: int = 0  # of all executions; CPU time is split by these
+    system_samples: int = 0  # neither: it is split by the kernel's ticks
     error: str = ""  # the last line it wrote to stderr, if it failed
 
     @property
@@ -110,6 +115,9 @@ class Launcher:
         hello = self._answer()
         self.fixed_addresses = bool(hello["fixed_addresses"])
         self.own_bytes = int(hello["own_bytes"])  # below this, a program's peak memory is not seen
+        self.clock: SplitClock | None = None  # where it may not be had, CPU time is split by ticks
+        with contextlib.suppress(OSError, CannotPin):
+            self.clock = SplitClock()
 
     def run(self, job: Job, setting: Setting, number: int, host_cold: bool = False) -> Run:
         """Run a job once. Raises FirsttouchError when it cannot be started."""
@@ -118,22 +126,32 @@ class Launcher:
             "command": job.command, "path": job.path, "env": job.environment(setting), "cwd": job.cwd,
             "thp_disable": list(setting.thp_disable), "stderr": str(self.stderr),
         }  # fmt: skip
+        self._samples()  # what came before is none of this run
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(ask).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._answer()
         if "error" in answer:
             raise FirsttouchError(answer["error"], "check the program and its arguments")
+        samples = self._samples()
         after = vmstat()
-        return Run(
+        run = Run(
             knob=setting.name,
             round=number,
             collapsed=after.get("thp_collapse_alloc", 0) - before.get("thp_collapse_alloc", 0),
             fallbacks=after.get("thp_fault_fallback", 0) - before.get("thp_fault_fallback", 0),
             host_cold=host_cold,
             error=last_line(self.stderr) if answer["exit"] else "",
+            user_samples=samples.user,
+            system_samples=samples.kernel,
             **answer,
         )
+        return divided(run)
+
+    def _samples(self) -> Split:
+        """Of what we started since the last call; none where they cannot be had, or some are missing."""
+        split = self.clock.read(self._process.pid) if self.clock else None
+        return split or Split(0, 0)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -149,6 +167,8 @@ class Launcher:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+        if self.clock:
+            self.clock.close()
 
     def __enter__(self) -> Self:
         return self
@@ -198,14 +218,26 @@ def interleaved(
     return found
 
 
-def executions_for(system_ns: float, execution_ns: float, nr_runs: int, extra_ns: float) -> int:
+def executions_for(system_ns: float, execution_ns: float, nr_runs: int, extra_ns: float, sampled: bool) -> int:
     """How often a program is executed for each run, if all runs together may take `extra_ns` more than once each.
 
-    `execution_ns`: what one takes, all around it included, which for a short program is most of it.
+    `execution_ns`: what one takes, all around it included, which for a short program is most of it. `sampled`: its CPU
+    time is split by samples, which are closer together than ticks.
     """
-    wanted = -(-ENOUGH_SYSTEM_NS // max(1, int(system_ns)))
+    enough_ns = ENOUGH_SAMPLES_NS if sampled else ENOUGH_TICKS_NS
+    wanted = -(-enough_ns // max(1, int(system_ns)))
     affordable = 1 + int(extra_ns / max(1.0, execution_ns * nr_runs))
     return max(1, min(wanted, affordable))
+
+
+def divided(run: Run) -> Run:
+    """A run whose CPU time is split as its samples say, if it has any."""
+    samples = run.user_samples + run.system_samples
+    if not samples:
+        return run
+    total_ns = run.user_ns + run.system_ns
+    system_ns = round(total_ns * run.system_samples / samples)
+    return msgspec.structs.replace(run, user_ns=total_ns - system_ns, system_ns=system_ns)
 
 
 def executed(execute: Callable[[], Run], times: int, job: Job) -> Run:
@@ -224,15 +256,17 @@ def executed(execute: Callable[[], Run], times: int, job: Job) -> Run:
     def mean(field: str) -> int:
         return round(statistics.fmean(getattr(one, field) for one in used))
 
-    return msgspec.structs.replace(
+    run = msgspec.structs.replace(
         found[0],
         **{field: median(field) for field in ("minflt", "majflt", "wall_ns", "maxrss_bytes")},
         **{field: mean(field) for field in ("user_ns", "system_ns")},
         **{field: sum(getattr(one, field) for one in found) for field in ("preempted", "collapsed", "fallbacks")},
+        **{field: sum(getattr(one, field) for one in used) for field in ("user_samples", "system_samples")},
         host_cold=used[0].host_cold,
         left_behind=any(one.left_behind for one in found),
         executions=len(used),
     )
+    return divided(run)
 
 
 def prepare(job: Job) -> None:
