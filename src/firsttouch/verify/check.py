@@ -1,6 +1,6 @@
 """Verify: a program recorded once, what the model makes of it under each knob, and what the kernel counts.
 
-    plain runs (does it work, how long) -> recording -> predictions -> interleaved runs -> claims
+    plain runs (does it work, how long) -> recording -> replays -> interleaved runs -> predictions -> claims
 
 All runs and the recording share one environment, one folder and fixed addresses (address-space randomisation is
 off for the program): where an array begins decides how many huge pages fit in it.
@@ -44,8 +44,13 @@ RECORDING_RATIO = 1.5  # what a recorded run takes, in plain ones: an estimate
 DIFFERS_RATIO = 0.01  # faults of like runs that differ by more than this are worth a word
 OBSERVABLES = tuple(claims_.TOLERANCE_RATIO)
 BASE_KNOB = "never"
+BASE_ROUNDS = 2  # every so many rounds have a run with base pages that is no knob's: predictions start from these
+SHORT_NS = 1_000_000_000  # a program as short runs again before it is timed: the first run fills the page cache
 EXTRA_S = 8.0  # for executing short programs more than once a run
 _DISTURBANCES = (("collapsed", "huge pages made by khugepaged"), ("fallbacks", "faults without a free huge page"))
+
+
+Environment = tuple[tuple[str, str], ...]  # variables added to ours, by name
 
 
 class Progress(Protocol):
@@ -270,54 +275,46 @@ class _Study:
         """All of it, from the plain run to the claims."""
         settings = [self._opted(setting) for setting in settings]
         able = [setting for setting in settings if not setting.refused]
-        plain = self._plain(launcher, nr_recordings)
-        plains: dict[tuple[tuple[str, str], ...], Plain] = {(): plain}
+        plain = self._plain(launcher)
         sampled = launcher.clock is not None
-        times = runs_.executions_for(
-            plain.system_ns, self.execution_ns, nr_runs * len(able) + 1, extra_s * 1e9, sampled
-        )
-        total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings + (nr_runs * len(able) + 1) * times)
+        keys = {setting.name: _key(setting) for setting in able}
+        bases = {key: self._base(key) for key in dict.fromkeys(keys.values())}
+        nr_base = -(-nr_runs // BASE_ROUNDS) * len(bases)
+        nr_all = nr_runs * len(able) + nr_base
+        times = runs_.executions_for(plain.system_ns, self.execution_ns, nr_all, extra_s * 1e9, sampled)
+        total_ns = plain.wall_ns * (RECORDING_RATIO * nr_recordings * len(bases) + nr_all * times)
         text = f"{self.subject.name}: {nr_runs} runs under each of {len(able)} knobs take about {format_ns(total_ns)}"
         if times > 1:
             self.notes.append(f"each run is {times} executions, which its split into user and system takes")
-            plain = plains[()] = self._plain(launcher, 1, times=times)
         self.say(text + ("; fewer: --runs, --knobs" if total_ns > 600e9 else ""))
         if not launcher.fixed_addresses:
             self.notes.append("addresses stay randomised here, which moves what huge pages fit by some percent")
-        predictions: dict[str, dict[str, Predicted]] = {}
-        unders: dict[str, list[list[Outcome]]] = {}
-        recorded: dict[tuple[tuple[str, str], ...], list[Recorded]] = {}
-        bases: dict[tuple[tuple[str, str], ...], list[list[Outcome]]] = {}
+        recorded: dict[Environment, list[Recorded]] = {}
+        replayed: dict[Environment, list[list[Outcome]]] = {}
+        under: dict[str, list[list[Outcome]]] = {}
         for setting in able:
-            key = tuple(sorted(setting.env.items())) if setting.own_recording else ()
-            own = setting if key else None
-            if key not in plains:
-                plains[key] = self._plain(launcher, nr_recordings, setting)
+            key = keys[setting.name]
             if key not in recorded:
-                recorded[key] = self._record(own, nr_recordings, plains[key].maxrss_bytes)
+                recorded[key] = self._record(setting if key else None, nr_recordings, plain.maxrss_bytes)
                 self.say(f"{self.subject.name}: replaying", 0, len(able))
-                bases[key] = outcomes(recorded[key], self.machine, self.base)
+                replayed[key] = outcomes(recorded[key], self.machine, self.base)
             same = setting.policy.name == self.base.name
-            under = bases[key] if same else outcomes(recorded[key], self.machine, setting.policy)
-            unders[setting.name] = under
-            predictions[setting.name] = predict(recorded[key], under, bases[key], plains[key])
-        peak_bytes = int(max([p["peak_rss_bytes"].value for p in predictions.values()], default=0))
+            under[setting.name] = replayed[key] if same else outcomes(recorded[key], self.machine, setting.policy)
+        peaks = [one[0].peak_bytes for each in under.values() for one in each]
+        peak_bytes = int(max([*peaks, plain.maxrss_bytes]))
 
         def run(job: Job, setting: Setting, number: int) -> Run:
-            advised = setting.policy.superpage.thp != "never" or bool(setting.policy.superpage.mthp_madvise)
+            return self._execute(launcher, job, setting, number, times, peak_bytes)
 
-            def execute() -> Run:
-                return launcher.run(job, setting, number, host_cold=runs_.warm(peak_bytes, advised))
-
-            return runs_.executed(execute, times, job)
-
-        found = runs_.interleaved(self.job, able, nr_runs, self.kernel, run, self.say)
-        with_base_pages = [run for run in found.get(BASE_KNOB, []) if not (run.failed or run.host_cold)]
-        if with_base_pages:
-            anchor = _plain_of(with_base_pages)
-            for setting in able:
-                if setting.name != BASE_KNOB and not (setting.own_recording and setting.env):
-                    predictions[setting.name] = predict(recorded[()], unders[setting.name], bases[()], anchor)
+        rounds = [[*able, *(bases.values() if number % BASE_ROUNDS == 0 else ())] for number in range(nr_runs)]
+        found = runs_.interleaved(self.job, rounds, self.kernel, run, self.say)
+        predictions = {}
+        for setting in able:
+            key = keys[setting.name]
+            anchors = [bases[key].name] + ([BASE_KNOB] if not key and setting.name != BASE_KNOB else [])
+            good = [one for name in anchors for one in found.get(name, []) if not (one.failed or one.host_cold)]
+            anchor = _plain_of(good) if good else plain
+            predictions[setting.name] = predict(recorded[key], under[setting.name], replayed[key], anchor)
         every = [one for recordings in recorded.values() for one in recordings]
         single = all(one.nr_processes == 1 for one in every)
         claims = []
@@ -329,7 +326,9 @@ class _Study:
                     setting.name, predictions[setting.name], found, single, plain, launcher.own_bytes
                 )
         self._remark(every, found)
-        self._remark_recording([each[0] for each in bases.get((), [])], plain)
+        if () in bases:
+            good = [one for one in found[bases[()].name] if not (one.failed or one.host_cold)]
+            self._remark_recording([each[0] for each in replayed[()]], _plain_of(good) if good else plain)
         result = ProgramResult(
             name=self.subject.name,
             command=self.job.command,
@@ -348,33 +347,42 @@ class _Study:
             )
         return setting
 
-    def _plain(self, launcher: Launcher, number: int, own: Setting | None = None, times: int = 1) -> Plain:
-        """With base pages, without a recorder: that it works, how long it takes, and how much memory.
+    def _base(self, key: Environment) -> Setting:
+        """Base pages in an environment: what predictions start from."""
+        name = " ".join(["base pages", *(f"{variable}={value}" for variable, value in key)])
+        return Setting(name=name, policy=self.base, thp_disable=THP_OFF, env=dict(key))
 
-        One run more than is used goes first: it fills the page cache, and may meet memory that the host has to back.
-        """
-        if own is None:
-            self.say(f"{self.subject.name}: running it to see how long it takes")
-        env = own.env if own else {}
-        setting = Setting(name="base pages", policy=self.base, thp_disable=THP_OFF, env=env)
-        found: list[Run] = []
-        for k in range(number + (times == 1)):
+    def _plain(self, launcher: Launcher) -> Plain:
+        """Once, or twice if it is short, with base pages: that it works, how long it takes, and how much memory."""
+        self.say(f"{self.subject.name}: running it to see how long it takes")
+        setting = self._base(())
+        peak_bytes = 0
+        for number in range(2):
             runs_.prepare(self.job)
-
-            def execute(k: int = k) -> Run:
-                cold = runs_.warm(found[-1].maxrss_bytes if found else 0)
-                return launcher.run(self.job, setting, k, host_cold=cold)
-
-            begin_ns = time.monotonic_ns()
-            run = runs_.executed(execute, times, self.job)
-            self.execution_ns = (time.monotonic_ns() - begin_ns) // times
+            run = self._execute(launcher, self.job, setting, number, 1, peak_bytes)
+            peak_bytes = run.maxrss_bytes
             if run.failed:
                 raise FirsttouchError(
                     f"{' '.join(self.subject.command)!r} fails as it is: {run.failed}",
                     "it runs without a terminal, with nothing on stdin; see that it can",
                 )
-            found.append(run)
-        return _plain_of(found[-number:])
+            if run.wall_ns > SHORT_NS:
+                break
+        return _plain_of([run])
+
+    def _execute(
+        self, launcher: Launcher, job: Job, setting: Setting, number: int, times: int, peak_bytes: float
+    ) -> Run:
+        """One run, of so many executions, in memory that the host has backed."""
+        advised = setting.policy.superpage.thp != "never" or bool(setting.policy.superpage.mthp_madvise)
+
+        def execute() -> Run:
+            begin_ns = time.monotonic_ns()
+            one = launcher.run(job, setting, number, host_cold=runs_.warm(peak_bytes, advised))
+            self.execution_ns = time.monotonic_ns() - begin_ns
+            return one
+
+        return runs_.executed(execute, times, job)
 
     def _record(self, setting: Setting | None, nr_recordings: int, nr_bytes: float) -> list[Recorded]:
         if self.subject.trace and setting is None:
@@ -497,6 +505,11 @@ class _Study:
             modelled = statistics.median(mine)
             parts.append(f"{text} {format_ns(modelled)} ({error_ratio(modelled, theirs, theirs):+.0%})")
         self.notes.append(f"the recording less its own cost, against runs without a recorder: {', '.join(parts)}")
+
+
+def _key(setting: Setting) -> Environment:
+    """What tells recordings apart: the variables that change what a program calls."""
+    return tuple(sorted(setting.env.items())) if setting.own_recording else ()
 
 
 def _plain_of(runs: Sequence[Run]) -> Plain:

@@ -2,8 +2,8 @@
 
 Counts come from the model alone. Times are what the program took with base pages and without a recorder, plus what the
 model says the policy changes; so is peak memory, as the model has anonymous pages only. With base pages it is measured
-in the same rounds as under the other knobs (`never`), so that a machine that drifts is no error of the model; `never`
-itself is predicted from runs before the first round.
+in the same rounds as under the knobs, so that a machine that drifts is no error of the model: in runs that are no
+knob's, and for all knobs but itself in those of `never`.
 
 With several recordings a prediction is their median, and its interval what they and the costs' quartiles span. Of what
 a recording cannot hold, only the kernel knows the count: faults taken without a trap, when exec copies a program's

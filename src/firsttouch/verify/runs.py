@@ -1,7 +1,7 @@
 """Runs of a program under one setting of the kernel after another, counted by the kernel.
 
-Rounds are interleaved (A B C, A B C, ...), so that a machine that drifts drifts for all; how many there are is fixed
-before the first. A run that fails ends its setting's runs; nothing is repeated because its number was unwelcome.
+Rounds are interleaved (A B C, B C A, ..., drawn), so that a machine that drifts drifts for all; how many there are is
+fixed before the first. A run that fails ends its setting's runs; nothing is repeated because its number was unwelcome.
 
 A short program runs several times for one run: CPU time is split into user and system by samples (split.py), or by the
 kernel's ticks where those may not be had, and a single execution of some tens of ms meets too few of either.
@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -196,18 +200,21 @@ class Kernel:
 
 def interleaved(
     job: Job,
-    settings: Sequence[Setting],
-    nr_runs: int,
+    rounds: Sequence[Sequence[Setting]],
     kernel: Kernel,
     run: Runner,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, list[Run]]:
-    """`nr_runs` rounds over all settings. A setting under which the program fails is left out from then on."""
-    found: dict[str, list[Run]] = {setting.name: [] for setting in settings}
-    done, total = 0, nr_runs * len(settings)
-    for number in range(nr_runs):
-        for setting in settings:
-            progress(f"round {number + 1} of {nr_runs}: {setting.name}", done, total)
+    """One round over its settings after another. A setting under which the program fails is left out from then on.
+
+    The order within a round is drawn (the same one each time), so that none always follows the same other.
+    """
+    found: dict[str, list[Run]] = {setting.name: [] for settings in rounds for setting in settings}
+    draw = random.Random(0)
+    done, total = 0, sum(map(len, rounds))
+    for number, settings in enumerate(rounds):
+        for setting in draw.sample(settings, len(settings)):
+            progress(f"round {number + 1} of {len(rounds)}: {setting.name}", done, total)
             done += 1
             mine = found[setting.name]
             if mine and mine[-1].failed:
@@ -282,20 +289,29 @@ def prepare(job: Job) -> None:
 
 
 def warm(nr_bytes: float, advised: bool = False) -> bool:
-    """Touch as much memory, twice; whether the second time still met pages that the host had to back.
+    """Touch as much memory on each CPU, twice; whether the second time still met pages that the host had to back.
 
     The kernel is in the program's setting already, so this takes blocks of the sizes that the program will take; where
-    it gets larger ones for memory that it asks them for (`advised`), those too.
+    it gets larger ones for memory that it asks them for (`advised`), those too. On each CPU, since a CPU keeps what is
+    freed on it for itself (Linux lets its lists grow to 1/8 of memory): the program may run on another.
     """
+    cpus = sorted(os.sched_getaffinity(0))
     chunk_bytes = PMD_PAGES * BASE_PAGE_BYTES
-    nr_bytes = min(int(nr_bytes * WARM_MARGIN), available_bytes() // 2) // chunk_bytes * chunk_bytes
+    nr_bytes = min(int(nr_bytes * WARM_MARGIN), available_bytes() // 2 // len(cpus)) // chunk_bytes * chunk_bytes
     if nr_bytes <= 0:
         return False
-    cold = _is_cold(nr_bytes, chunk_bytes, True) if advised else False
-    return _is_cold(nr_bytes, chunk_bytes, False) or cold
+    touched = threading.Barrier(len(cpus))
+
+    def on(cpu: int) -> bool:
+        os.sched_setaffinity(0, {cpu})  # of this thread
+        kinds = [True, False] if advised else [False]
+        return any([_is_cold(nr_bytes, chunk_bytes, kind, touched) for kind in kinds])
+
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        return any(list(pool.map(on, cpus)))
 
 
-def _is_cold(nr_bytes: int, chunk_bytes: int, advised: bool) -> bool:
+def _is_cold(nr_bytes: int, chunk_bytes: int, advised: bool, touched: threading.Barrier) -> bool:
     wall_ns = np.zeros(1, np.int64)
     for _ in range(2):
         spent_ns = np.zeros(nr_bytes // chunk_bytes, np.int64)  # CPU time: another program's turn is none of ours
@@ -306,6 +322,7 @@ def _is_cold(nr_bytes: int, chunk_bytes: int, advised: bool) -> bool:
                 before = time.thread_time_ns()
                 touch.time_touch(region.address + chunk * chunk_bytes, PMD_PAGES, BASE_PAGE_BYTES, True, wall_ns)
                 spent_ns[chunk] = time.thread_time_ns() - before
+            touched.wait()  # all hold theirs at once
     usual_ns = float(np.percentile(spent_ns, 25))
     return bool(np.mean(spent_ns > COLD_FACTOR * usual_ns) > COLD_CHUNKS_RATIO)
 
