@@ -102,28 +102,54 @@ def test_a_right_count_passes_and_a_wrong_one_fails(faked: Any, fake: type[FakeK
 
 def test_the_number_of_runs_is_what_was_asked_for(faked: Any, fake: type[FakeKernel]) -> None:
     faked(nr_runs=4, nr_recordings=2)
-    assert [name for name, _ in fake.ran] == ["base pages"] * 3 + ["no-thp"] * 4
+    before, rounds = fake.ran[:2], fake.ran[2:]  # a short program runs twice before the first round
+    assert before == [("base pages", 0), ("base pages", 1)]
+    assert sorted(rounds) == [("base pages", 0), ("base pages", 2), *(("no-thp", number) for number in range(4))]
+
+
+def test_a_program_that_is_not_short_runs_once_before_the_first_round(faked: Any, fake: type[FakeKernel]) -> None:
+    fake.counts = {"base pages": {"wall_ns": 2 * check.SHORT_NS}}
+    faked(nr_runs=1)
+    assert sorted(fake.ran) == [("base pages", 0), ("base pages", 0), ("no-thp", 0)]
 
 
 def test_a_short_program_is_executed_more_than_once_a_run(faked: Any, fake: type[FakeKernel]) -> None:
     fake.counts = {name: {"system_ns": 125_000_000} for name in ("base pages", "no-thp")}  # half of what ticks need
     result = faked(nr_runs=2, extra_s=1e6)
-    assert [run.executions for run in result.programs[0].runs] == [2, 2]
-    assert [name for name, _ in fake.ran] == ["base pages"] * (2 + 2) + ["no-thp"] * 2 * 2
+    assert [(run.knob, run.executions) for run in result.programs[0].runs] == [
+        ("no-thp", 2), ("no-thp", 2), ("base pages", 2),
+    ]  # fmt: skip
+    assert sorted(name for name, _ in fake.ran) == ["base pages"] * (2 + 2) + ["no-thp"] * 2 * 2
     assert any("executions" in note for note in result.programs[0].notes)
 
 
-def test_a_machine_that_drifts_is_no_error_of_the_model(
+def test_a_machine_that_drifts_is_no_error_of_the_model(faked: Any, fake: type[FakeKernel]) -> None:
+    """Base pages took longer in the round than before it: so does what is predicted for the knobs."""
+    before = claim(faked(nr_runs=1), "wall_ns").predicted
+    fake.counts = {"base pages/0": {"wall_ns": 3_000_000}, "base pages/1": {"wall_ns": 2_000_000}}
+    assert claim(faked(nr_runs=1), "wall_ns").predicted == before + 1_000_000
+
+
+def test_what_is_predicted_for_base_pages_does_not_start_from_their_own_runs(
     faked: Any, fake: type[FakeKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Base pages took longer in the rounds than before them: so does what is predicted for the other knobs."""
+    """The runs of the knob `never` are base pages too, so the other knobs start from them as well, but not itself."""
     monkeypatch.setattr(check, "BASE_KNOB", "no-thp")
     names = ["no-thp", "thp-advised-only"]
     before = {knob: claim(faked(knob_names=names), "wall_ns", knob).predicted for knob in names}
-    fake.counts = {"no-thp": {"wall_ns": 3_000_000}}  # 1 ms more than the plain runs
+    fake.counts = {"no-thp": {"wall_ns": 3_000_000}}  # 1 ms more, in three runs against two of base pages
     after = {knob: claim(faked(knob_names=names), "wall_ns", knob).predicted for knob in names}
     assert after["no-thp"] == before["no-thp"]
     assert after["thp-advised-only"] == before["thp-advised-only"] + 1_000_000
+
+
+def test_base_runs_that_met_cold_memory_are_nothing_to_start_from(faked: Any, fake: type[FakeKernel]) -> None:
+    before = claim(faked(nr_runs=3), "wall_ns").predicted
+    fake.counts = {"base pages/2": {"wall_ns": 9_000_000, "host_cold": True}}
+    assert claim(faked(nr_runs=3), "wall_ns").predicted == before
+    fake.counts = {f"base pages/{number}": {"wall_ns": 9_000_000, "host_cold": True} for number in (0, 2)}
+    fake.counts["base pages/1"] = {"wall_ns": 2_000_000}  # the run before the rounds
+    assert claim(faked(nr_runs=3), "wall_ns").predicted == before
 
 
 def test_a_knob_that_changes_what_a_program_calls_has_plain_runs_of_its_own(
@@ -135,7 +161,9 @@ def test_a_knob_that_changes_what_a_program_calls_has_plain_runs_of_its_own(
 
     monkeypatch.setattr(check._Study, "_record", record)
     result = faked(knob_names=["populate", "no-thp"], nr_runs=1, subject={"opts_in": ["FIRSTTOUCH_POPULATE"]})
-    assert [name for name, _ in fake.ran] == ["base pages"] * 4 + ["populate", "no-thp"]
+    assert sorted(name for name, _ in fake.ran[2:]) == [
+        "base pages", "base pages FIRSTTOUCH_POPULATE=1", "no-thp", "populate",
+    ]  # fmt: skip
     # Nothing changes against runs with base pages in the same environment: the plain time is the prediction.
     assert claim(result, "wall_ns", "no-thp").predicted == 2_000_000
 

@@ -1,8 +1,10 @@
 """Runs: their order, what ends them, the files of the settings, and the process that starts programs."""
 
 import os
+import resource
 import select
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,16 +45,35 @@ def test_rounds_are_interleaved_and_their_number_is_fixed() -> None:
         order.append((number, under.name))
         return ran(under.name, number)
 
-    found = runs.interleaved(job("x"), [setting("a"), setting("b")], 3, Kernel(None), run, quiet)
-    assert order == [(0, "a"), (0, "b"), (1, "a"), (1, "b"), (2, "a"), (2, "b")]
-    assert {name: len(mine) for name, mine in found.items()} == {"a": 3, "b": 3}
+    a, b, c = (setting(name) for name in "abc")
+    rounds = [[a, b, c], [a, b], *[[a, b, c]] * 8]
+    found = runs.interleaved(job("x"), rounds, Kernel(None), run, quiet)
+    assert [number for number, _ in order] == [0] * 3 + [1] * 2 + [number for number in range(2, 10) for _ in "abc"]
+    for number, settings in enumerate(rounds):
+        assert sorted(name for at, name in order if at == number) == [one.name for one in settings]
+    assert {name: len(mine) for name, mine in found.items()} == {"a": 10, "b": 10, "c": 9}
+    first, order[:] = list(order), []
+    runs.interleaved(job("x"), rounds, Kernel(None), run, quiet)
+    assert order == first  # drawn, but the same each time
+
+
+def test_no_setting_always_follows_the_same_other() -> None:
+    order: list[str] = []
+
+    def run(_: Job, under: Setting, number: int) -> Run:
+        order.append(under.name)
+        return ran(under.name, number)
+
+    runs.interleaved(job("x"), [[setting(name) for name in "abc"]] * 12, Kernel(None), run, quiet)
+    followed = {name: {order[at - 1] for at in range(1, len(order)) if order[at] == name} for name in "abc"}
+    assert all(len(others) > 1 for others in followed.values()), followed
 
 
 def test_a_failure_ends_the_runs_of_its_setting_alone() -> None:
     def run(_: Job, under: Setting, number: int) -> Run:
         return ran(under.name, number, code=3 if (under.name, number) == ("b", 1) else 0)
 
-    found = runs.interleaved(job("x"), [setting("a"), setting("b")], 4, Kernel(None), run, quiet)
+    found = runs.interleaved(job("x"), [[setting("a"), setting("b")]] * 4, Kernel(None), run, quiet)
     assert [len(found["a"]), len(found["b"])] == [4, 2]
     assert found["b"][-1].failed == "exit 3: out of cheese"
     assert ran("k", 0, code=-9).failed.startswith("signal 9")
@@ -74,15 +95,15 @@ def test_each_run_has_the_files_of_its_setting_and_the_old_values_of_the_others(
         setting("none"),
     ]
     with knobs.guard_knobs([first, second], tmp_path / "state") as guard:
-        runs.interleaved(job("x"), settings, 2, Kernel(guard), run, quiet)
-    want = [("a", "A", "two"), ("b", "one", "B"), ("none", "one", "two")]
-    assert seen == want + want
+        runs.interleaved(job("x"), [settings] * 6, Kernel(guard), run, quiet)
+    assert len(seen) == 18
+    assert set(seen) == {("a", "A", "two"), ("b", "one", "B"), ("none", "one", "two")}
     assert (first.read_text(), second.read_text()) == ("one", "two")
 
 
 def test_files_are_put_back_before_each_run(tmp_path: Path) -> None:
     made = job("x", cwd=str(tmp_path), before=["sh", "-c", "echo again >> log"])
-    runs.interleaved(made, [setting("a")], 3, Kernel(None), lambda *_: ran("a", 0), quiet)
+    runs.interleaved(made, [[setting("a")]] * 3, Kernel(None), lambda *_: ran("a", 0), quiet)
     assert (tmp_path / "log").read_text() == "again\n" * 3
     with pytest.raises(FirsttouchError, match="no luck"):
         runs.prepare(job("x", before=["sh", "-c", "echo no luck >&2; exit 1"]))
@@ -148,6 +169,35 @@ def test_whatever_runs_ends_when_the_verifier_does(tmp_path: Path) -> None:
     assert ready, "the program outlives its verifier"
     launcher._process.wait()
     launcher._process.stdout.close()
+
+
+def test_memory_is_warmed_on_each_cpu_by_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getaffinity(0)
+    seen = []
+
+    def is_cold(nr_bytes: int, chunk_bytes: int, advised: bool, touched: threading.Barrier) -> bool:
+        touched.wait(30)  # breaks unless a thread on every other CPU comes here too
+        seen.append((os.sched_getaffinity(0), nr_bytes, advised))
+        return advised and min(os.sched_getaffinity(0)) == max(before)
+
+    monkeypatch.setattr(runs, "_is_cold", is_cold)
+    assert runs.warm(10 << 20) is False
+    assert sorted(min(cpus) for cpus, _, _ in seen) == sorted(before)
+    assert {(len(cpus), nr_bytes, advised) for cpus, nr_bytes, advised in seen} == {(1, 12 << 20, False)}
+    assert os.sched_getaffinity(0) == before  # only the threads were pinned
+    seen.clear()
+    assert runs.warm(10 << 20, advised=True) is True  # cold on one CPU, for one size, is cold
+    assert sorted((min(cpus), advised) for cpus, _, advised in seen) == sorted(
+        (cpu, advised) for cpu in before for advised in (False, True)
+    )
+
+
+def test_warming_touches_the_memory_twice_on_each_cpu() -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    runs.warm(100 << 20)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    huge_pages = 120 // 2  # the fewest faults that so much memory takes
+    assert faults >= 2 * huge_pages * len(os.sched_getaffinity(0))
 
 
 def test_warming_nothing_is_not_cold() -> None:
